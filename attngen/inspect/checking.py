@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Thread
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,8 +16,9 @@ from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
 from attngen.device.protocol import Device
 from attngen.inspect.backward import backward_inputs, run_backward
+from attngen.inspect.known import Fixed, Known, Problems, Trial
 from attngen.inspect.prepare import check_call, compile_text, plan_for
-from attngen.inspect.trials import Chosen, Fixed, Known, Problems, Trial, choose_trials
+from attngen.inspect.trials import Chosen, choose_trials
 from attngen.plan import Plan
 from attngen.plan.facts import DETERMINISTIC
 from attngen.plan.plan import Direction
@@ -53,7 +54,7 @@ class Tried:
 @dataclass(frozen=True, slots=True)
 class Checked:
     """One schedule's result: `comparison` is that of its worst problem, `run_seconds` the sum. A wrong kernel may pass in what
-    is `not_exercised` by any problem."""
+    is `not_exercised` by any problem. What is `absent` no problem has, because the mask does not allow it."""
 
     spec: str
     schedule: str
@@ -65,6 +66,7 @@ class Checked:
     run_seconds: float
     problems: tuple[Tried, ...]
     not_exercised: tuple[str, ...]
+    absent: tuple[str, ...] = ()
     direction: Direction = "forward"
 
     @property
@@ -75,6 +77,7 @@ class Checked:
         return f"with {worst.what}; {len(failed)} of {len(self.problems)} problems fail"
 
 
+C = TypeVar("C", CompiledAttention, CompiledBackward)
 Progress = Callable[[str], None]
 Computed = Future[None]  # what a problem's results are compared with
 Found = tuple[Comparison, float, Mapping[str, GradientErrors]]  # of a problem; the seconds of the run
@@ -158,7 +161,7 @@ def _results(
         seconds = sum(one.run_seconds for one in tried)
         yield Checked(
             spec.name, schedule, plan.schedule.name, device.name, plan.arch.name, worst.comparison, compile_seconds, seconds,
-            tuple(tried), missed, plan.direction,
+            tuple(tried), missed, chosen.absent, plan.direction,
         )  # fmt: skip
 
 
@@ -191,7 +194,7 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, 
     """Of `trial`: what is known of its problem may have been computed for one with other strides."""
     arrays = backward_inputs(compiled.spec, compiled.plan, known.sample, known.loss, known.truth.reference)
     start = perf_counter()
-    gradients = run_backward(compiled, arrays, trial.params, trial.apart)
+    gradients = run_backward(_on_device_of(compiled, trial), arrays, trial.params, trial.apart)
     done = perf_counter() - start
     computed.result()
     each = compare_gradients(gradients, known.gradients(compiled.plan))
@@ -203,20 +206,20 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, 
 
 def _run(compiled: CompiledAttention, known: Known, computed: Computed, trial: Trial) -> Found:
     start = perf_counter()
-    output, lse = _call(_split_for(compiled, trial.multiprocessors), known.sample, trial.params, trial.apart)
+    output, lse = _call(_on_device_of(compiled, trial), known.sample, trial.params, trial.apart)
     done = perf_counter() - start
     computed.result()
     return compare(output, lse, known.truth), done, {}
 
 
-def _split_for(compiled: CompiledAttention, multiprocessors: int) -> CompiledAttention:
-    """The same kernel on an emulated device with so many multiprocessors; GPUs have theirs."""
-    if not multiprocessors or compiled.device.name.startswith("cuda"):
+def _on_device_of(compiled: C, trial: Trial) -> C:
+    """The same kernel on an emulated device with the multiprocessors of `trial`; GPUs have theirs."""
+    if not trial.multiprocessors or compiled.device.name.startswith("cuda"):
         return compiled
     from attngen.device.emulated.device import EmulatedDevice
 
     assert isinstance(compiled.device, EmulatedDevice)
-    return replace(compiled, device=replace(compiled.device, multiprocessors=multiprocessors))
+    return replace(compiled, device=replace(compiled.device, multiprocessors=trial.multiprocessors))
 
 
 def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int | float], is_apart: bool) -> tuple[Any, Any]:

@@ -1,35 +1,43 @@
-"""What must occur in the problems that a kernel is checked on, beside the parts of its spec: tiles of each class, rows and keys
-that do not fill tiles, several batches, heads and groups."""
+"""What can happen to the blocks of a kernel, as a table: each circumstance in words, the plans that it applies to, and whether
+it occurs in a problem. A kernel that is wrong in one of them alone is right in all problems without it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from attngen.inspect.block_work import Block, Case, visits_keys, visits_rows
 from attngen.plan import Plan
 from attngen.plan.axes import KEYS
-from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles
+from attngen.plan.block_map import EMPTY, FULL, PARTIAL
 from attngen.plan.bounded_scores import RESCALE_EXPONENT
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.alternatives import Alternative
-from attngen.reference.definition import allowed_rows, score_rows
-from attngen.reference.numpy_oracle import numbers_of
-from attngen.reference.problems import Sample
-from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import from_storage
 from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
 from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
+
+FEW_ROWS = 8  # fewer than any warp has
+OVERFLOW = 100.0  # of a score whose exponential is infinite in fp32
+ALIGNED = 8  # elements: rows of captured tensors then begin at multiples of 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstance:
-    """`by_values`: params and captured tensors may decide whether it occurs, not sizes alone."""
+    """`what` happens, in words, to plans that it `applies` to. `absent` says it of a mask with which no problem has it.
 
+    `by_values`: params and captured tensors may decide whether it occurs, not sizes alone. `by_scores`: it takes large scores.
+    """
+
+    name: str
     what: str
+    applies: Callable[[Plan], bool]
+    occurs: Callable[[Case], bool]
+    absent: str = ""
     by_values: bool = False
+    by_scores: bool = False
 
     def __str__(self) -> str:
         return self.what
@@ -37,39 +45,29 @@ class Circumstance:
 
 Goal = Alternative | Circumstance
 
-UNEQUAL = Circumstance("q_len other than kv_len")
-BATCHES = Circumstance("several batches")
-HEADS = Circumstance("several heads")
-GROUPS = Circumstance("several key/value heads, each of several query heads")
-RAGGED_ROWS = Circumstance("rows that do not fill the last block")
-RAGGED_KEYS = Circumstance("keys that do not fill the last tile")
-SEVERAL_TILES = Circumstance("several tiles of keys for one block of rows", by_values=True)
-RISES = Circumstance("a row whose maximum rises so far after its first tile that its sums are rescaled", by_values=True)
-JOINS = Circumstance("a row whose keys lie in several splits, which are joined", by_values=True)
-CLASSES = {
-    EMPTY: Circumstance("a tile that is skipped: the mask forbids all of its pairs", by_values=True),
-    PARTIAL: Circumstance("a tile of which the mask allows some pairs", by_values=True),
-    FULL: Circumstance("a tile of which the mask allows all pairs", by_values=True),
-}
 
-CLOSED_FORMS = ("begin", "end", "full_begin", "full_end")
-MOST_TILES = 4096  # that are classified one by one
-MOST_PAIRS = 2**18  # whose scores are computed
-
-# Seconds of the emulated device for a pair of a row and a key, for each element of their Q, K and V, on one core of 2024.
-PAIR_SECONDS = {"naive": 28e-9, "tiled": 15e-9, "fused": 12e-9, "wgmma": 7e-9, "hopper": 7e-9, "decode": 14e-9}
+def _every(plan: Plan) -> bool:
+    return True
 
 
-def wanted_circumstances(spec: AttentionSpec, plan: Plan) -> Iterator[Circumstance]:
-    """Those that a check of `plan` should have."""
-    yield from (UNEQUAL, BATCHES, HEADS, RAGGED_ROWS, RAGGED_KEYS)
-    if spec.q_heads is None:
-        yield GROUPS
-    if plan.schedule.is_tiled:
-        yield SEVERAL_TILES
-        yield CLASSES[FULL]
-        if spec.mask is not None:
-            yield from (CLASSES[EMPTY], CLASSES[PARTIAL])
+def _masked(plan: Plan) -> bool:
+    return plan.facts.spec.mask is not None
+
+
+def _tiled(plan: Plan) -> bool:
+    return plan.schedule.is_tiled
+
+
+def _persistent(plan: Plan) -> bool:
+    return plan.schedule.is_warp_specialized
+
+
+def _decode(plan: Plan) -> bool:
+    return plan.schedule.packs_heads
+
+
+def _reads_pairs(plan: Plan) -> bool:
+    return bool(plan.staged.pairs or plan.written_pairs)
 
 
 def rescales(plan: Plan) -> bool:
@@ -77,92 +75,312 @@ def rescales(plan: Plan) -> bool:
     return plan.schedule.is_fused and not plan.wanted and plan.facts.spec.normalize == "softmax" and plan.facts.shift is None
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One problem for a plan; `tile` is rows and keys."""
+# --- sizes
 
-    spec: AttentionSpec
-    plan: Plan
-    tile: tuple[int, int]
-    sizes: Mapping[str, int]
-    params: Mapping[str, int | float]
-    problem: Sample
-    multiprocessors: int = 0  # of the emulated device, if they are not the usual ones
+UNEQUAL = Circumstance(
+    "unequal_lengths", "q_len other than kv_len", _every, lambda case: case.sizes["q_len"] != case.sizes["kv_len"]
+)
+SIZES = (
+    UNEQUAL,
+    Circumstance("batches", "several batches", _every, lambda case: case.sizes["batch"] > 1),
+    Circumstance("heads", "several heads", _every, lambda case: case.sizes["q_heads"] > 1),
+    Circumstance(
+        "groups",
+        "several key/value heads, each of several query heads",
+        lambda plan: plan.facts.spec.q_heads is None,
+        lambda case: case.sizes["kv_heads"] > 1 and case.group_size > 1,
+    ),
+    Circumstance(
+        "ragged_rows",
+        "rows that do not fill the last block",
+        _every,
+        lambda case: not case.is_empty and case.sizes["q_len"] % case.tile[0] != 0,
+    ),
+    Circumstance(
+        "ragged_keys",
+        "keys that do not fill the last tile",
+        _every,
+        lambda case: not case.is_empty and case.sizes["kv_len"] % case.tile[1] != 0,
+    ),
+    Circumstance(
+        "few_last_rows",
+        "a last block of rows with fewer rows than a warp has",
+        _tiled,
+        lambda case: not case.is_empty and 0 < case.sizes["q_len"] % case.tile[0] < FEW_ROWS,
+    ),
+    Circumstance(
+        "more_rows",
+        "more rows than keys, by a block or more",
+        _every,
+        lambda case: not case.is_empty and case.sizes["q_len"] >= case.sizes["kv_len"] + case.tile[0],
+    ),
+    Circumstance(
+        "more_keys",
+        "more keys than rows, by a tile or more",
+        _every,
+        lambda case: not case.is_empty and case.sizes["kv_len"] >= case.sizes["q_len"] + case.tile[1],
+    ),
+    Circumstance("no_batch", "a batch of 0", _every, lambda case: case.sizes["batch"] == 0),
+    Circumstance("no_rows", "a q_len of 0", _every, lambda case: case.sizes["batch"] > 0 and case.sizes["q_len"] == 0),
+    Circumstance(
+        "no_keys",
+        "a kv_len of 0",
+        _every,
+        lambda case: case.sizes["batch"] > 0 and case.sizes["q_len"] > 0 and case.sizes["kv_len"] == 0,
+    ),
+    Circumstance(
+        "aligned_pairs",
+        "captured rows that begin at multiples of 16 bytes",
+        _reads_pairs,
+        lambda case: not case.is_empty and case.sizes["kv_len"] % ALIGNED == 0,
+    ),
+    Circumstance(
+        "unaligned_pairs",
+        "captured rows that do not begin at multiples of 4 bytes",
+        _reads_pairs,
+        lambda case: case.sizes["kv_len"] % 2 == 1 and case.sizes["q_len"] > 1,
+    ),
+)
 
-    def kinds(self, b: int, h: int, bounds: MaskBounds | None = None) -> Any:
-        """The kinds of the tiles of one head, by the plan's bounds or by others."""
-        inputs = {name: from_storage(array) for name, array in self.problem.inputs.items()}
-        rows = min(self.tile[0], self.plan.tile_rows)  # consumers with tiles of their own begin at multiples of their rows
-        names = {**self.sizes, **self.params, "b": b, "h": h}
-        with np.errstate(all="ignore"):
-            return classify_tiles(bounds or self.plan.bounds, rows, self.tile[1], names, inputs)
+# --- rows and keys
+
+ROWS_AND_KEYS = (
+    Circumstance(
+        "row_without_keys",
+        "a row without keys",
+        _masked,
+        lambda case: any(not pairs.any(1).all() for pairs in case.pairs) and not case.is_empty,
+        "each row has a key",
+        by_values=True,
+    ),
+    Circumstance(
+        "block_of_both_rows",
+        "a block of which some rows have keys and others have none",
+        _masked,
+        lambda case: any(_is_mixed(pairs.any(1), case.tile[0]) for pairs in case.pairs),
+        "all rows of a block have keys, or none has",
+        by_values=True,
+    ),
+    Circumstance(
+        "key_without_rows",
+        "a key that no row sees",
+        lambda plan: _masked(plan) and bool(plan.wanted),
+        lambda case: any(not pairs.any(0).all() for pairs in case.pairs) and not case.is_empty,
+        "each key is seen by a row",
+        by_values=True,
+    ),
+)
 
 
-def circumstances(case: Case) -> Iterator[Circumstance]:
-    """Those that a problem has. Beyond MOST_TILES each class of tile is taken to occur."""
-    (rows, keys), sizes = case.tile, case.sizes
-    groups = sizes["q_heads"] // max(sizes["kv_heads"], 1)
-    present = {
-        UNEQUAL: sizes["q_len"] != sizes["kv_len"],
-        BATCHES: sizes["batch"] > 1,
-        HEADS: sizes["q_heads"] > 1,
-        GROUPS: sizes["kv_heads"] > 1 and groups > 1,
-        RAGGED_ROWS: sizes["q_len"] % rows != 0,
-        RAGGED_KEYS: sizes["kv_len"] % keys != 0,
-    }
-    yield from (what for what, occurs in present.items() if occurs)
-    if not case.plan.schedule.is_tiled or 0 in sizes.values():
-        return
-    if sizes["q_len"] // rows * (sizes["kv_len"] // keys) > MOST_TILES:
-        yield from (SEVERAL_TILES, *CLASSES.values())
-        return
-    for b, h in {(0, 0), (sizes["batch"] - 1, sizes["q_heads"] - 1)}:
-        kinds = case.kinds(b, h)
-        yield from (what for kind, what in CLASSES.items() if (kinds == kind).any())
-        if ((kinds != EMPTY).sum(axis=1) > 1).any():
-            yield SEVERAL_TILES
+def _is_mixed(has: Any, block: int) -> bool:
+    starts = range(0, len(has), block)
+    return any(has[i : i + block].any() and not has[i : i + block].all() for i in starts)
 
 
-def rises(case: Case) -> bool:
+# --- tiles of a block
+
+CLASSES = {
+    EMPTY: Circumstance(
+        "skipped_tile",
+        "a tile that is skipped: the mask forbids all of its pairs",
+        lambda plan: _tiled(plan) and _masked(plan),
+        lambda case: _has_kind(case, EMPTY),
+        "no tile can be skipped",
+        by_values=True,
+    ),
+    PARTIAL: Circumstance(
+        "partial_tile",
+        "a tile of which the mask allows some pairs",
+        lambda plan: _tiled(plan) and _masked(plan),
+        lambda case: _has_kind(case, PARTIAL),
+        "each tile is skipped or full",
+        by_values=True,
+    ),
+    FULL: Circumstance(
+        "full_tile",
+        "a tile of which the mask allows all pairs",
+        _tiled,
+        lambda case: _has_kind(case, FULL),
+        "no tile is full",
+        by_values=True,
+    ),
+}
+
+
+def _has_kind(case: Case, kind: int) -> bool:
+    """Of large problems each class is taken to occur."""
+    return not case.is_empty and (case.is_large or any(bool((case.kinds(b, h) == kind).any()) for b, h in case.heads))
+
+
+Blocks = Callable[[Case], tuple[Block, ...]]
+
+
+def _of_blocks(
+    prefix: str, block: str, tiles: str, axis: str, applies: Callable[[Plan], bool], blocks: Blocks
+) -> Iterator[Circumstance]:
+    """What can happen to blocks of one axis that visit tiles of the other."""
+
+    def one(name: str, what: str, absent: str, occurs: Callable[[Case, Block], bool], masked: bool = True) -> Circumstance:
+        return Circumstance(
+            f"{prefix}_{name}",
+            what.format(block=block, tiles=tiles),
+            (lambda plan: applies(plan) and _masked(plan)) if masked else applies,
+            lambda case: any(occurs(case, of) for of in blocks(case)),
+            absent.format(block=block, tiles=tiles),
+            by_values=True,
+        )
+
+    def whole(case: Case, of: Block) -> bool:
+        return bool(of.visited) and not (of.kinds == EMPTY).any()
+
+    yield one("no_tile", "{block} that visits no tile of {tiles}", "{block} always has {tiles}", lambda _, of: not of.visited)
+    yield one("one_tile", "{block} that visits one tile of {tiles} alone", "", lambda _, of: len(of.visited) == 1, masked=False)
+    yield one(
+        "several_tiles", "{block} that visits several tiles of {tiles}", "", lambda _, of: len(of.visited) > 1, masked=False
+    )
+    yield one(
+        "first_partial",
+        "{block} whose first tile of {tiles} is partial, and a later one full",
+        "the first tile of {block} is full, or none is",
+        lambda _, of: of.first == PARTIAL and bool((of.kinds == FULL).any()),
+    )
+    yield one(
+        "last_partial",
+        "{block} whose last tile of {tiles} is partial, and an earlier one full",
+        "the last tile of {block} is full, or none is",
+        lambda _, of: of.last == PARTIAL and bool((of.kinds == FULL).any()),
+    )
+    yield one(
+        "all_full",
+        "{block} all of whose tiles of {tiles} are full",
+        "{block} has a tile that is partial",
+        lambda _, of: bool(of.visited) and bool((of.kinds[list(of.visited)] == FULL).all()),
+        masked=False,
+    )
+    yield one(
+        "later_first",
+        "{block} that skips the first tile of {tiles}",
+        "{block} visits the first tile",
+        lambda _, of: bool(of.visited) and of.kinds[0] == EMPTY,
+    )
+    yield one(
+        "earlier_last",
+        "{block} that skips the last tile of {tiles}",
+        "{block} visits the last tile",
+        lambda _, of: bool(of.visited) and of.kinds[-1] == EMPTY,
+    )
+    yield one(
+        "skips_between",
+        "{block} that skips a tile of {tiles} between two that it visits",
+        "all tiles from the first to the last are visited",
+        lambda _, of: of.skips_between,
+    )
+    yield Circumstance(
+        f"{prefix}_stages_again",
+        f"each buffer of a tile of {tiles} filled again, by the same block or warp",
+        applies,
+        lambda case: _fills(case, blocks(case)) >= fills_of(case.plan) * case.plan.stages,
+        f"{block} visits too few tiles",
+        by_values=True,
+    )
+
+
+def fills_of(plan: Plan) -> int:
+    """How many times each stage of a ring is to be filled: twice; three times if mbarriers guard it, which have two phases."""
+    return 3 if plan.schedule.by_tma or getattr(plan.own, "copies", "") == "tma" else 2
+
+
+def _fills(case: Case, blocks: tuple[Block, ...]) -> int:
+    """The tiles that pass through one ring of stages, at most. On the emulated device the first block of a persistent kernel
+    takes all work tiles but the first of each other block."""
+    if case.plan.schedule.packs_heads:
+        return max((int(case.tiles_of_warps(block).max()) for block in blocks), default=0)
+    if not case.plan.schedule.is_warp_specialized:
+        return max((len(block.visited) for block in blocks), default=0)
+    visits = sorted(len(block.visited) for block in blocks)
+    return sum(visits[: max(len(visits) - case.processors + 1, 0)])
+
+
+OF_ROWS = tuple(_of_blocks("rows", "a block of rows", "keys", "q", visits_keys, lambda case: case.row_blocks))
+OF_KEYS = tuple(_of_blocks("keys", "a block of keys", "rows", "k", visits_rows, lambda case: case.key_blocks))
+
+# --- schedules
+
+OWN = (
+    Circumstance(
+        "second_work_tile",
+        "a block that takes a second work tile, and a third",
+        _persistent,
+        lambda case: not case.is_empty and case.works >= case.processors + 2,
+    ),
+    Circumstance(
+        "idle_processor",
+        "fewer work tiles than multiprocessors",
+        _persistent,
+        lambda case: not case.is_empty and case.works < case.processors,
+    ),
+    Circumstance(
+        "consumer_without_tiles",
+        "a consumer without tiles, beside one that has some",
+        lambda plan: bool(plan.consumer_rows) and _masked(plan),
+        lambda case: any(
+            bool(block.visited) and any((part == EMPTY).all() for part in block.parts) for block in case.row_blocks
+        ),
+        "consumers of a block always have tiles together",
+        by_values=True,
+    ),
+    Circumstance(
+        "first_rows_missing",
+        "a first block in which a consumer has no rows",
+        lambda plan: bool(plan.consumer_rows),
+        lambda case: not case.is_empty and case.plan.missing_rows(case.sizes["q_len"]) > 0,
+    ),
+    Circumstance("one_split", "keys that one block reads", _decode, lambda case: not case.is_empty and case.splits == 1),
+    Circumstance(
+        "split_without_keys",
+        "a split without keys, beside one that has some",
+        lambda plan: _decode(plan) and _masked(plan),
+        lambda case: case.splits > 1 and any(_has_idle(case.tiles_of_warps(b).sum(1)) for b in case.row_blocks),
+        "each split has keys",
+        by_values=True,
+    ),
+    Circumstance(
+        "warp_without_keys",
+        "a warp without keys in a split that has some",
+        lambda plan: _decode(plan) and plan.warps > 1,
+        lambda case: any(any(map(_has_idle, case.tiles_of_warps(b))) for b in case.row_blocks),
+        by_values=True,
+    ),
+    Circumstance(
+        "one_part",
+        "a group of query heads that one block adds up",
+        lambda plan: bool(plan.wanted) and getattr(plan.own, "parts", None) is not None,
+        lambda case: not case.is_empty and case.group_size > 1 and case.parts == 1,
+    ),
+    Circumstance(
+        "several_parts",
+        "a group of query heads in parts, of a block each",
+        lambda plan: bool(plan.wanted) and getattr(plan.own, "parts", None) is not None,
+        lambda case: not case.is_empty and case.parts > 1,
+    ),
+)
+
+
+def _has_idle(tiles: Any) -> bool:
+    return bool(tiles.any()) and not tiles.all()
+
+
+# --- values
+
+
+def _rises(case: Case) -> bool:
     """Whether the first head has a row of RISES if its tiles are visited from the first one on, and one if from the last one
     on."""
-    if 0 in case.sizes.values():
+    if case.is_empty or case.sizes["kv_len"] <= case.tile[1]:
         return False
-    step = _splits(case) * case.plan.tile.warps if case.plan.schedule.packs_heads else 1
-    visited = _of_tiles(case, _first_scores(case), -np.inf)[::step]
+    step = case.splits * case.plan.tile.warps if case.plan.schedule.packs_heads else 1
+    visited = case.of_tiles(case.first_scores(), -np.inf)[::step]
     return len(visited) > 1 and _rise(visited) and _rise(visited[::-1])
-
-
-def joins(case: Case) -> bool:
-    """Whether the first head has a row of JOINS."""
-    if 0 in case.sizes.values() or (splits := _splits(case)) == 1:
-        return False
-    has_keys, warps = _of_tiles(case, _first_scores(case) > -np.inf, False), case.plan.tile.warps
-    # The warps of a split have neighbouring tiles: these distances lead to another split, wherever the first tile is
-    return any((has_keys[:-n] & has_keys[n:]).any() for n in range(warps, warps * (splits - 1) + 1))
-
-
-def _first_scores(case: Case) -> Any:
-    """The scores of the first rows of the first head, -inf where the mask forbids the pair: [rows, keys]."""
-    numbers = numbers_of(case.spec, case.problem, case.params, np.float32)
-    rows = slice(0, min(case.sizes["q_len"], MOST_PAIRS // max(case.sizes["kv_len"], 1)))
-    with np.errstate(all="ignore"):
-        scores = np.asarray(score_rows(numbers, 0, 0, rows))
-        return scores if case.spec.mask is None else np.where(allowed_rows(numbers, 0, 0, rows), scores, -np.inf)
-
-
-def _of_tiles(case: Case, numbers: Any, least: float) -> Any:
-    """The largest of each row's numbers in each tile of keys, [tiles, rows], of [rows, keys]."""
-    starts = range(0, numbers.shape[1], case.tile[1])
-    return np.array([numbers[:, i : i + case.tile[1]].max(1, initial=least) for i in starts])
-
-
-def _splits(case: Case) -> int:
-    """The number of blocks over which decode splits the keys of a row on the emulated device."""
-    from attngen.device.emulated.device import MULTIPROCESSORS  # imported late: a check on a GPU needs it for `decode` alone
-
-    number: int = case.plan.own.splits({**case.sizes, "multiprocessors": case.multiprocessors or MULTIPROCESSORS})
-    return number
 
 
 def _rise(maxima: Any) -> bool:
@@ -172,16 +390,40 @@ def _rise(maxima: Any) -> bool:
         return bool(((maxima[1:] - before)[np.isfinite(before)] * np.log2(np.e) > RESCALE_EXPONENT).any())
 
 
-def seconds(case: Case) -> float:
-    """About how long the emulated device takes for a problem."""
-    sizes, area = case.sizes, case.tile[0] * case.tile[1]
-    if 0 in sizes.values():
-        return 0.0
-    pairs = sizes["q_len"] * sizes["kv_len"]
-    if case.plan.schedule.is_tiled and pairs <= MOST_TILES * area:
-        pairs = int((case.kinds(0, 0) != EMPTY).sum()) * area
-    columns = case.spec.head_dim + case.spec.head_dim_v
-    return sizes["batch"] * sizes["q_heads"] * pairs * columns * PAIR_SECONDS[case.plan.keyword]
+def _joins(case: Case) -> bool:
+    """Whether the first head has a row of JOINS."""
+    if case.is_empty or case.splits == 1:
+        return False
+    has_keys, warps = case.of_tiles(case.first_scores() > -np.inf, False), case.plan.tile.warps
+    # The warps of a split have neighbouring tiles: these distances lead to another split, wherever the first tile is
+    return any((has_keys[:-n] & has_keys[n:]).any() for n in range(warps, warps * (case.splits - 1) + 1))
+
+
+RISES = Circumstance(
+    "rising_maximum",
+    "a row whose maximum rises so far after its first tile that its sums are rescaled",
+    rescales,
+    _rises,
+    by_scores=True,
+)
+OVERFLOWS = Circumstance(
+    "large_scores",
+    "a row whose weights would overflow if its maximum were not subtracted",
+    lambda plan: plan.facts.spec.normalize == "softmax" and plan.facts.shift is None,
+    lambda case: not case.is_empty and bool((case.first_scores().max(1) > OVERFLOW).any()),
+    by_scores=True,
+)
+JOINS = Circumstance(
+    "joined_splits", "a row whose keys lie in several splits, which are joined", _decode, _joins, by_values=True
+)
+
+TABLE: tuple[Circumstance, ...] = (*SIZES, *ROWS_AND_KEYS, *CLASSES.values(), *OF_ROWS, *OF_KEYS, *OWN, RISES, OVERFLOWS, JOINS)
+BY_NAME: Mapping[str, Circumstance] = {one.name: one for one in TABLE}
+
+
+def wanted_circumstances(plan: Plan) -> Iterator[Circumstance]:
+    """Those that a check of `plan` should have."""
+    return (one for one in TABLE if one.applies(plan))
 
 
 def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[tuple[str, tuple[int, int], Any]]:
@@ -199,6 +441,9 @@ def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[
             computed = (each == FULL) | (each == PARTIAL) & mask
             if (computed != mask).any():
                 yield what, (b, h), computed
+
+
+CLOSED_FORMS = ("begin", "end", "full_begin", "full_end")
 
 
 def changed_bounds(bounds: MaskBounds) -> Iterator[tuple[str, MaskBounds]]:

@@ -1,4 +1,5 @@
-"""The problems on which a kernel is checked: chosen so that each part of the spec and each class of tile makes a difference.
+"""The problems on which a kernel is checked: chosen so that each part of the spec makes a difference, and that everything that
+can happen to a block of the kernel happens.
 
 Lengths follow from the plan's tiles, params and captured tensors from a short search. What no problem within the budget reaches
 is said (`Chosen.missed`).
@@ -6,149 +7,49 @@ is said (`Chosen.missed`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-
-import numpy as np
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from attngen.diagnostics import ArgumentError
+from attngen.inspect.aimed import BEYOND, Aim, aims
+from attngen.inspect.block_work import Case, seconds
 from attngen.inspect.circumstances import (
-    JOINS,
-    RISES,
+    BY_NAME,
+    CLASSES,
     UNEQUAL,
-    Case,
+    Circumstance,
     Goal,
-    circumstances,
-    joins,
-    rescales,
-    rises,
-    seconds,
     wanted_circumstances,
     wrong_pairs,
 )
+from attngen.inspect.known import Fixed, Known, Problems, Trial
 from attngen.inspect.prepare import check_call
 from attngen.plan import Plan
-from attngen.plan.split_keys import PackedTiles
 from attngen.reference.alternatives import MAX_ALTERNATIVES, Alternative, alternatives
-from attngen.reference.compare import Truth, truth
-from attngen.reference.compare_gradients import GradientTruth, gradient_truth
-from attngen.reference.coverage import Exercise
-from attngen.reference.definition import allowed_rows
 from attngen.reference.free_sizes import with_free_sizes
-from attngen.reference.gradients import Loss, sample_loss
-from attngen.reference.numpy_oracle import numbers_of
-from attngen.reference.problems import USUAL, Draw, Sample, Shape, sample
+from attngen.reference.problems import Draw, Shape
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const, Type, walk
 
+__all__ = ["Chosen", "Fixed", "Known", "Problems", "Trial", "choose_trials"]
+
 BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that is preferred, and of any
 EDGE_BUDGET = 1.0  # of a problem for the edges of tiles alone
+AIMED_LIMIT = 1.0  # of a problem that is aimed at a circumstance
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
-BEYOND = 17  # rows or keys past a constant of the mask or score
-REMEMBERED = 8  # problems
-RISING = 8.0  # times Q: maxima then differ from tile to tile
-SPLITS = 4  # of a row's keys
+STEEP = (8.0, 64.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """What the problems of a check are held to; None is chosen."""
-
-    batch: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    q_len: int | None = None
-    kv_len: int | None = None
-    params: Mapping[str, int | float] = field(default_factory=dict)
-    free: Mapping[str, int] = field(default_factory=dict)
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If
-    `multiprocessors` is not 0, the emulated device has as many, by which keys are split over blocks."""
-
-    shape: Shape
-    params: Mapping[str, int | float]
-    seed: int = 0
-    draw: Draw = USUAL
-    apart: bool = field(default=False, compare=False)
-    multiprocessors: int = field(default=0, compare=False)
-
-    def problem(self, spec: AttentionSpec) -> Sample:
-        return sample(spec, self.shape, self.seed, self.draw)
-
-    def describe(self, spec: AttentionSpec) -> str:
-        """Sizes and params in words, as `2 x 4 heads over 2, 129 rows, 33 keys, size 43`."""
-        sizes = self.shape.sizes(spec)
-        heads = f"{sizes['batch']} x {sizes['q_heads']} heads over {sizes['kv_heads']}"
-        parts = [heads, f"{sizes['q_len']} rows", f"{sizes['kv_len']} keys"]
-        parts += [f"{name} {sizes[name]}" for name in spec.free_dims]
-        parts += [f"{p.name} {self.params[p.name]}" for p in spec.params if p.name in self.params]
-        parts += ["strides of its own for each array"] if self.apart else []
-        parts += [f"keys split for {self.multiprocessors} multiprocessors"] if self.multiprocessors else []
-        return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")
-
-
-class Known:
-    """One problem, and what is computed of it when it is needed."""
-
-    def __init__(self, spec: AttentionSpec, trial: Trial) -> None:
-        self.spec, self.trial, self.sample = spec, trial, trial.problem(spec)
-        self._gradients: dict[tuple[tuple[str, ...], tuple[str, ...]], GradientTruth] = {}
-
-    @cached_property
-    def exercise(self) -> Exercise:
-        return Exercise(self.spec, self.sample, self.trial.params)
-
-    @cached_property
-    def truth(self) -> Truth:
-        return truth(self.spec, self.sample, self.trial.params)
-
-    @property
-    def loss(self) -> Loss:
-        return sample_loss(self.spec, self.sample, self.trial.seed)
-
-    def gradients(self, plan: Plan) -> GradientTruth:
-        """The gradients that `plan` computes, and their bounds."""
-        key = (plan.wanted, plan.saved)
-        if key not in self._gradients:
-            params = self.trial.params
-            self._gradients[key] = gradient_truth(self.spec, self.sample, self.loss, plan.wanted, params, plan.saved)
-        return self._gradients[key]
-
-    def compute(self, plan: Plan) -> None:
-        """Computes what the results of `plan` are compared with."""
-        if plan.wanted:
-            self.gradients(plan)
-        else:
-            _ = self.truth
-
-
-class Problems:
-    """The latest problems of a spec, with their results: the schedules of a check share some, and a search asks again."""
-
-    def __init__(self, spec: AttentionSpec) -> None:
-        self.spec = spec
-        self._latest: list[Known] = []
-
-    def known(self, trial: Trial) -> Known:
-        one = next((known for known in self._latest if known.trial == trial), None)
-        if one is None:
-            one = Known(self.spec, trial)
-            self._latest = [one, *self._latest[: REMEMBERED - 1]]
-        return one
+FIXED = "the lengths are fixed: with other lengths, more can happen to a block of rows or keys"
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The problems for one kernel, and what none of them exercises."""
+    """The problems for one kernel, and what none of them exercises; `absent` are circumstances that none of the problems that
+    were tried has: the mask does not allow them."""
 
     trials: tuple[Trial, ...]
     missed: tuple[str, ...]
+    absent: tuple[str, ...] = ()
 
 
 def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Problems | None = None) -> Chosen:
@@ -162,9 +63,13 @@ def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Probl
     for shapes in search.families():
         search.take(shapes)
     search.take_edges()
-    search.take_rises()
-    search.take_joins()
+    search.take_aimed()
     return search.chosen()
+
+
+# Those that problems of several tiles, heads and batches have; others have problems of their own
+OF_PROBLEMS = {BY_NAME[name] for name in ("unequal_lengths", "batches", "heads", "groups", "ragged_rows", "ragged_keys")}
+OF_PROBLEMS |= {*CLASSES.values()}
 
 
 def _by_values(goal: Goal, shape: Shape) -> bool:
@@ -185,7 +90,10 @@ class _Search:
         beyond = f"parts of the mask and score after the first {MAX_ALTERNATIVES}: they are not tried"
         self.untried = (beyond,) if len(changes) > MAX_ALTERNATIVES else ()
         self.left: dict[Goal, None] = dict.fromkeys(changes[:MAX_ALTERNATIVES])
-        self.left |= dict.fromkeys(wanted_circumstances(spec, plan))
+        wanted = [*wanted_circumstances(plan)]
+        self.left |= dict.fromkeys(one for one in wanted if one in OF_PROBLEMS)
+        self.aimed = dict.fromkeys(one for one in wanted if one not in OF_PROBLEMS)
+        self.dear: dict[Circumstance, Trial] = {}  # of circumstances, the cheapest problem that takes too long
         self.trials: list[Trial] = []
         self.refusal: Exception | None = None
 
@@ -255,7 +163,7 @@ class _Search:
             return
         trial, hit = self._varied(first)
         if hit or not self.trials:
-            self.trials.append(trial)
+            self._add(trial)
             for goal in hit:
                 del self.left[goal]
 
@@ -276,45 +184,63 @@ class _Search:
                 self.trials.append(trial)
                 seen |= found
 
-    def take_rises(self) -> None:
-        """Adds a small problem with large scores for RISES, if a kernel rescales and no problem makes it."""
-        if not rescales(self.plan) or any(rises(self._case(trial)) for trial in self.trials):
+    def take_aimed(self) -> None:
+        """Adds small problems, each for circumstances that no problem has yet."""
+        if self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return
-        keys = self.tile[1]
-        for usual in self._small([keys * tiles for tiles in (2, 4, 8, 16)]):
-            if self._added(replace(usual, draw=replace(usual.draw, magnitude=RISING, integers="two documents")), rises):
+        for aim in aims(self.spec, self.plan, self.tile, self._constants()):
+            if not self.aimed:
                 return
-        self.untried = (*self.untried, str(RISES))
+            for trial in self._aimed_at(aim):
+                self._take_cheap(trial)
 
-    def take_joins(self) -> None:
-        """Adds a small problem for JOINS, on more multiprocessors than the emulated device has, if a plan splits keys."""
-        if not self.plan.schedule.packs_heads:
+    def _take_cheap(self, trial: Trial) -> None:
+        """Adds a problem if something occurs in it that has not yet, and if it is cheap."""
+        case = self._case(trial)
+        if not (found := self._occurring(case, trial)):
             return
-        splits = self.plan.own.splits
-        for usual in self._small([2 * splits.keys, 4 * splits.keys]):
-            sizes = usual.shape.sizes(self.spec)
-            tiles = sizes["batch"] * sizes["kv_heads"] * PackedTiles(splits.rows)(sizes)
-            if self._added(replace(usual, multiprocessors=SPLITS * tiles), joins):
-                return
-        self.untried = (*self.untried, str(JOINS))
+        if seconds(case) <= AIMED_LIMIT:
+            self._add(trial)
+            return
+        for one in found:
+            self.dear.setdefault(one, trial)
 
-    def _small(self, lengths: Sequence[int]) -> Iterator[Trial]:
-        """Problems with few heads of these numbers of keys and one more, the smallest first, if the lengths are not fixed."""
-        if self.fixed.q_len is None and self.fixed.kv_len is None:
-            heads = self.fixed.heads or self.fixed.kv_heads or 1
-            kv_heads = self.fixed.kv_heads or heads
-            for n in lengths:
-                for q_len in (self.tile[1] // 4, n, n + 1):
-                    shape = replace(self._shape(1, q_len, n + 1), q_heads=heads, kv_heads=kv_heads)
-                    if (trial := self._possible(shape)) is not None:
-                        yield trial
+    def _aimed_at(self, aim: Aim) -> Iterator[Trial]:
+        """The problems of an aim: the usual one, and those with other params and values."""
+        fixed, shape = self.fixed, aim.shape
+        batch = shape.batch if fixed.batch is None else fixed.batch
+        kv_heads = fixed.kv_heads or fixed.heads or shape.kv_heads
+        heads = fixed.heads or kv_heads * (shape.q_heads // shape.kv_heads)
+        usual = self._possible(Shape(batch, heads, kv_heads, shape.q_len, shape.kv_len, dict(fixed.free)))
+        if usual is None:
+            return
+        usual = replace(usual, multiprocessors=aim.multiprocessors)
+        if not aim.steep:
+            yield usual
+        for magnitude in STEEP if aim.steep and any(goal.by_scores for goal in self.aimed) else ():
+            yield replace(usual, draw=replace(usual.draw, magnitude=magnitude, integers="two documents"))
+        if not aim.varied:
+            return
+        for variants in (self._by_params, self._by_extremes, self._by_integers):
+            for one in variants(usual):
+                if any(goal.by_values for goal in self.aimed) and (possible := self._possible_with(one)) is not None:
+                    yield possible
 
-    def _added(self, trial: Trial, occurs: Callable[[Case], bool]) -> bool:
-        """Adds a cheap problem in which something occurs. Returns whether it was added."""
-        if self._seconds(trial) > LIMIT or not occurs(self._case(trial)):
-            return False
+    def _by_extremes(self, trial: Trial) -> Iterator[Trial]:
+        if self.spec.inputs:
+            draw = replace(trial.draw, integers="extremes", hides_rows=True)
+            yield from (replace(trial, seed=self.fixed.seed + step, draw=draw) for step in range(2))
+
+    def _add(self, trial: Trial) -> None:
         self.trials.append(trial)
-        return True
+        case = self._case(trial)
+        for one in self._occurring(case, trial):
+            del self.aimed[one]
+            self.dear.pop(one, None)
+
+    def _occurring(self, case: Case, trial: Trial) -> list[Circumstance]:
+        steep = trial.draw.magnitude != 1
+        return [one for one in self.aimed if (steep or not one.by_scores) and one.occurs(case)]
 
     def _case(self, trial: Trial) -> Case:
         sizes, problem = trial.shape.sizes(self.spec), self.problems.known(trial).sample
@@ -324,12 +250,8 @@ class _Search:
         """The changes of the plan's bounds, other than those in `seen`, with which the problem has a result that a check
         reports."""
         case = self._case(trial)
-        sizes, numbers = case.sizes, numbers_of(self.spec, case.problem, trial.params, np.float32)
-        every = np.ones((sizes["q_len"], sizes["kv_len"]), bool)
-        allowed = {
-            (b, h): every & allowed_rows(numbers, b, h, slice(0, sizes["q_len"])) if self.spec.mask is not None else every
-            for b, h in {(0, 0), (sizes["batch"] - 1, sizes["q_heads"] - 1)}
-        }
+        corners = {(0, 0), (case.sizes["batch"] - 1, case.sizes["q_heads"] - 1)}
+        allowed = {head: case.allowed(*head) for head in corners}
         found: set[str] = set()
         for what, head, computed in wrong_pairs(case, allowed):
             if what not in seen | found and self.problems.known(trial).exercise.notices_pairs(*head, allowed[head], computed):
@@ -418,7 +340,8 @@ class _Search:
 
     def _hits(self, trial: Trial, goals: set[Goal]) -> set[Goal]:
         """Those of `goals` that the problem exercises."""
-        found: set[Goal] = goals & {*circumstances(self._case(trial))}
+        case = self._case(trial)
+        found: set[Goal] = {goal for goal in goals if isinstance(goal, Circumstance) and goal.occurs(case)}
         changes = [goal for goal in self.left if goal in goals and isinstance(goal, Alternative)]
         if changes:
             exercise = self.problems.known(trial).exercise
@@ -444,4 +367,13 @@ class _Search:
             raise self.refusal
         missed = [str(goal) for goal in (*self.left,) if self._is_possible(goal)]
         first, *others = self.trials
-        return Chosen((first, *(replace(one, apart=True) for one in others)), (*missed, *self.untried))
+        trials = (first, *(replace(one, apart=True) for one in others))
+        if self.fixed.q_len is not None or self.fixed.kv_len is not None:
+            return Chosen(trials, (*missed, *([FIXED] if self.aimed else []), *self.untried))
+        dear = [f"{one}: {self._why_dear(trial)}" for one, trial in self.dear.items() if one in self.aimed]
+        absent = [f"{one} ({one.absent})" if one.absent else str(one) for one in self.aimed if one not in self.dear]
+        return Chosen(trials, (*missed, *dear, *self.untried), tuple(absent))
+
+    def _why_dear(self, trial: Trial) -> str:
+        lengths = f"--q-len {trial.shape.q_len} --kv-len {trial.shape.kv_len}"
+        return f"it would take about {self._seconds(trial):.0f} s here; check it with {lengths}"

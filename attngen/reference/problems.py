@@ -51,13 +51,15 @@ class Draw:
     """The distribution of a problem's values.
 
     `magnitude` multiplies Q, and so the scores. `integers` along a sequence are sorted identifiers of documents, of two
-    documents, or positions in any order. Booleans over keys are true for `tile` (rows, keys) and false for the keys after it,
-    so that tiles of every class occur.
+    documents, or positions in any order; with "extremes" all integers are 0, 1, or the number of keys. Booleans over keys are
+    true for `tile` (rows, keys) and false for the keys after it, so that tiles of every class occur; if it `hides_rows`, they
+    are false for a tile's rows after the first ones, and for each third row.
     """
 
     magnitude: float = 1.0
-    integers: Literal["documents", "two documents", "positions"] = "documents"
+    integers: Literal["documents", "two documents", "positions", "extremes"] = "documents"
     tile: tuple[int, int] | None = None
+    hides_rows: bool = False
 
 
 USUAL = Draw()
@@ -109,6 +111,8 @@ def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np
     if declared.dtype.kind == "bool":
         return _booleans(declared, rng.random(shape) < 0.8, draw)
     if declared.dtype.kind == "int":
+        if draw.integers == "extremes":
+            return rng.permuted(np.resize([0, sizes["kv_len"], 1], shape)).astype(declared.dtype.numpy)
         if shape and declared.dims[-1] in ("q_len", "kv_len"):
             return _along_sequence(shape, sizes["kv_len"], rng, draw).astype(declared.dtype.numpy)
         return rng.integers(0, sizes["kv_len"] + 1, shape).astype(declared.dtype.numpy)
@@ -142,6 +146,9 @@ def _booleans(declared: Input, values: Array, draw: Draw) -> Array:
     for begin, value in ((0, True), (keys, False)):
         ends = {"q_len": slice(0, rows), "kv_len": slice(begin, begin + keys)}
         values[tuple(ends.get(str(d), slice(None)) for d in declared.dims)] = value
+    if draw.hides_rows and "q_len" in declared.dims:
+        for hidden in (slice(rows, 2 * rows), slice(2, None, 3)):
+            values[tuple(hidden if d == "q_len" else slice(None) for d in declared.dims)] = False
     return values
 
 

@@ -1,0 +1,90 @@
+"""Small problems of few heads and tiles, each aimed at something that can happen to a block (`circumstances`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from attngen.inspect.block_work import visits_keys, visits_rows
+from attngen.inspect.circumstances import fills_of
+from attngen.plan import Plan
+from attngen.plan.split_keys import PackedTiles
+from attngen.reference.problems import Shape
+from attngen.spec.attention import AttentionSpec
+
+SPLITS = 4  # of a row's keys
+BEYOND = 17  # rows or keys past a constant of the mask or score
+FEW = 5  # rows or keys
+GROUP = 4  # query heads that share keys
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """The sizes of a problem. `varied`: other values of params and captured tensors may make more of it; `steep`: so may large
+    scores."""
+
+    shape: Shape
+    multiprocessors: int = 0
+    varied: bool = True
+    steep: bool = False
+
+
+def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
+    """The cheap ones first. `tile` is rows and keys; `constants` are integers of the mask and score."""
+    for lengths in ((0, FEW, FEW), (1, 0, FEW), (1, FEW, 0)):
+        yield Aim(Shape(*lengths[:1], 1, 1, *lengths[1:]), varied=False)
+    for q_len, kv_len in _lengths(plan, tile):
+        yield Aim(Shape(1, 1, 1, q_len, kv_len))
+    yield from _several_batches(plan, tile)
+    yield from _own(spec, plan, tile)
+    for n in (2, 4, 8, 16):
+        for q_len in (max(tile[1] // 4, 1), n * tile[1], n * tile[1] + 1):
+            yield Aim(Shape(1, 1, 1, q_len, n * tile[1] + 1), varied=False, steep=True)
+    rows, keys = tile
+    for c in constants:
+        beyond = c + BEYOND
+        for q_len, kv_len in ((beyond + rows, FEW), (FEW, beyond + keys), (beyond + rows, beyond + keys), (beyond, keys)):
+            yield Aim(Shape(1, 1, 1, q_len, kv_len))
+
+
+def _lengths(plan: Plan, tile: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    rows, keys = tile
+    if not plan.schedule.is_tiled:
+        yield from ((FEW, rows + 1), (rows + 1, FEW), (FEW, 2 * rows), (FEW, FEW))
+        return
+    yield from ((FEW, keys), (rows, keys), (rows + 1, keys + 1), (FEW, 2 * keys + 1), (rows + 1, 2 * keys + 1))
+    yield from ((2 * rows + 1, FEW), (2 * rows, keys + 1), (rows, 4 * keys), (4 * rows, keys))
+    if visits_keys(plan):
+        filled = fills_of(plan) * plan.stages * keys * (plan.warps if plan.schedule.packs_heads else 1) + 1
+        yield from ((FEW, filled), (rows, filled), (filled, filled))
+    if visits_rows(plan):
+        filled = fills_of(plan) * plan.stages * rows + 1
+        yield from ((filled, FEW), (filled, keys), (filled, filled))
+
+
+def _several_batches(plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
+    """Batches whose captured numbers differ."""
+    rows, keys = tile
+    yield Aim(Shape(2, 1, 1, min(rows, 16) + 1, keys + 1))
+    if plan.schedule.is_tiled:
+        yield Aim(Shape(3, 1, 1, FEW, 3 * keys + 1))
+
+
+def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
+    """What a schedule of persistent blocks, or one that splits keys, may meet."""
+    rows, keys = tile
+    if plan.schedule.packs_heads:
+        splits = plan.own.splits
+        yield Aim(Shape(1, 1, 1, FEW, splits.keys), multiprocessors=1)
+        for n in (2, SPLITS):
+            for q_len in (FEW, n * splits.keys + 1):
+                shape = Shape(1, 1, 1, q_len, n * splits.keys + 1)
+                tiles = PackedTiles(splits.rows)(shape.sizes(spec))
+                yield Aim(shape, multiprocessors=SPLITS * tiles)
+    if plan.schedule.is_warp_specialized:
+        for processors in (8, 1):
+            for q_len, kv_len in ((FEW, FEW), (rows + 1, 2 * keys + 1), (3 * rows + 1, keys), (3 * rows + 1, 3 * keys + 1)):
+                yield Aim(Shape(1, 1, 1, q_len, kv_len), processors)
+    if plan.wanted and getattr(plan.own, "parts", None) is not None:
+        for processors in (1, 2 * GROUP):
+            yield Aim(Shape(1, GROUP, 1, rows + 1, FEW), processors, varied=False)

@@ -1,0 +1,257 @@
+"""One problem of a kernel, and what the kernel's blocks do there: the tiles that each block visits, evaluated on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from attngen.inspect.launch_work import OF_KEYS
+from attngen.plan import Plan
+from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles
+from attngen.plan.mask_bounds import MaskBounds
+from attngen.reference.definition import Problem, allowed_rows, score_rows
+from attngen.reference.numpy_oracle import numbers_of
+from attngen.reference.problems import Sample
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import from_storage
+
+Array = np.ndarray[Any, Any]
+MOST_TILES = 4096  # that are classified one by one
+MOST_PAIRS = 2**18  # whose scores are computed, and whose mask is evaluated
+MOST_HEADS = 4  # whose tiles are classified; of more, the first and the last
+MULTIPROCESSORS = 2  # of the emulated device, if a problem states no number
+
+# Seconds of the emulated device for a pair of a row and a key, for each element of their Q, K and V, on one core of 2024.
+PAIR_SECONDS = {"naive": 28e-9, "tiled": 15e-9, "fused": 12e-9, "wgmma": 7e-9, "hopper": 7e-9, "decode": 14e-9}
+BACKWARD = 2.5  # times as long
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A block of rows and the kinds of all tiles of keys, in order; or a block of keys and the kinds of all tiles of rows, of
+    each query head that shares the keys. `parts` are the kinds for the consumers that have a range of tiles of their own."""
+
+    kinds: Array
+    parts: tuple[Array, ...] = ()
+
+    @cached_property
+    def visited(self) -> tuple[int, ...]:
+        """The tiles that are not skipped."""
+        return tuple(np.flatnonzero(self.kinds != EMPTY).tolist())
+
+    @property
+    def first(self) -> int:
+        """The kind of the first tile that is visited; EMPTY if there is none."""
+        return int(self.kinds[self.visited[0]]) if self.visited else EMPTY
+
+    @property
+    def last(self) -> int:
+        return int(self.kinds[self.visited[-1]]) if self.visited else EMPTY
+
+    @property
+    def skips_between(self) -> bool:
+        """Whether a tile is skipped between two that are visited."""
+        return bool(self.visited) and self.visited[-1] - self.visited[0] >= len(self.visited)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One problem for a plan; `tile` is rows and keys."""
+
+    spec: AttentionSpec
+    plan: Plan
+    tile: tuple[int, int]
+    sizes: Mapping[str, int]
+    params: Mapping[str, int | float]
+    problem: Sample
+    multiprocessors: int = 0  # of the emulated device, if they are not the usual ones
+
+    @cached_property
+    def _inputs(self) -> dict[str, Array]:
+        return {name: from_storage(array) for name, array in self.problem.inputs.items()}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no pair of a row and a key."""
+        return 0 in (self.sizes[name] for name in ("batch", "q_heads", "q_len", "kv_len"))
+
+    @property
+    def group_size(self) -> int:
+        return self.sizes["q_heads"] // max(self.sizes["kv_heads"], 1)
+
+    @cached_property
+    def heads(self) -> tuple[tuple[int, int], ...]:
+        """The heads (b, h) that are looked at."""
+        batch, heads = self.sizes["batch"], self.sizes["q_heads"]
+        every = [(b, h) for b in range(batch) for h in range(heads)]
+        return tuple(every) if len(every) <= MOST_HEADS else tuple(dict.fromkeys(((0, 0), (batch - 1, 0), every[-1])))
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there are too many tiles to be classified one by one."""
+        return self.sizes["q_len"] // self.tile[0] * (self.sizes["kv_len"] // self.tile[1]) > MOST_TILES
+
+    # --- tiles
+
+    def kinds(self, b: int, h: int, bounds: MaskBounds | None = None) -> Any:
+        """The kinds of the tiles of one head, by the plan's bounds or by others: [blocks of rows, tiles of keys]."""
+        rows = min(self.tile[0], self.plan.tile_rows)  # consumers with tiles of their own begin at multiples of their rows
+        return self._classified(bounds or self.plan.bounds, (rows, self.tile[1]), b, h)
+
+    def _classified(self, bounds: MaskBounds, tile: tuple[int, int], b: int, h: int) -> Any:
+        names = {**self.sizes, **self.params, "b": b, "h": h}
+        with np.errstate(all="ignore"):
+            return classify_tiles(bounds, *tile, names, self._inputs)
+
+    @cached_property
+    def row_blocks(self) -> tuple[Block, ...]:
+        """The blocks of rows that visit tiles of keys, of `heads`; none if no kernel has such blocks."""
+        if self.is_empty or self.is_large or not visits_keys(self.plan):
+            return ()
+        return tuple(self._packed_blocks() if self.plan.schedule.packs_heads else self._blocks_of_rows())
+
+    def _blocks_of_rows(self) -> Iterator[Block]:
+        plan = self.plan
+        held = plan.own.held if plan.wanted and plan.schedule.is_warp_specialized else plan.block_q
+        rows = plan.consumer_rows or held
+        for b, h in self.heads:
+            kinds = self._classified(plan.bounds, (rows, plan.block_kv), b, h)
+            if not plan.consumer_rows:
+                yield from (Block(of_block) for of_block in kinds)
+                continue
+            missing = plan.missing_rows(self.sizes["q_len"]) // rows
+            whole = np.concatenate([np.full((missing, kinds.shape[1]), EMPTY, kinds.dtype), kinds])
+            for first in range(0, len(whole), held // rows):
+                consumers = whole[first : first + held // rows]
+                yield Block(consumers.max(0), tuple(consumers))
+
+    def _packed_blocks(self) -> Iterator[Block]:
+        """Of `decode`: the rows of all query heads that share keys are numbered together."""
+        group, rows = self.group_size, self.plan.block_q
+        for b, first_head in dict.fromkeys((b, h // group * group) for b, h in self.heads):
+            heads = [self._classified(self.plan.bounds, (1, self.plan.block_kv), b, first_head + g) for g in range(group)]
+            packed = np.stack(heads, 1).reshape(-1, heads[0].shape[1])  # row q * group + g
+            for first in range(0, len(packed), rows):
+                of_block = packed[first : first + rows]
+                kinds = np.where((of_block == FULL).all(0), FULL, np.where((of_block != EMPTY).any(0), PARTIAL, EMPTY))
+                if not self.plan.bounds.per_tile and (visited := np.flatnonzero(kinds)).size:  # one range for all rows
+                    kinds[visited[0] : visited[-1] + 1] = np.maximum(kinds[visited[0] : visited[-1] + 1], PARTIAL)
+                yield Block(kinds)
+
+    @cached_property
+    def key_blocks(self) -> tuple[Block, ...]:
+        """The blocks of keys that visit tiles of rows, of the groups of `heads`; none if no kernel has such blocks."""
+        plan, group = self.plan, self.group_size
+        if self.is_empty or self.is_large or not visits_rows(plan):
+            return ()
+        assert plan.row_bounds is not None
+        held = plan.own.held_keys if plan.schedule.is_warp_specialized else plan.block_kv
+        found = []
+        for b, first_head in dict.fromkeys((b, h // group * group) for b, h in self.heads):
+            heads = [self._classified(plan.row_bounds, (plan.block_q, held), b, first_head + g) for g in range(group)]
+            found += [Block(of_block) for of_block in np.concatenate(heads, 1)]
+        return tuple(found)
+
+    @property
+    def works(self) -> int:
+        """The work tiles of the kernel of a persistent schedule that has the fewest."""
+        heads, kv_heads = (self.sizes["batch"] * self.sizes[name] for name in ("q_heads", "kv_heads"))
+        own, q_len, kv_len = self.plan.own, self.sizes["q_len"], self.sizes["kv_len"]
+        if not self.plan.wanted:
+            return int(heads * -(-q_len // self.plan.block_q))
+        of_keys = [kv_heads * self.parts * -(-kv_len // own.held_keys)] if visits_rows(self.plan) else []
+        of_rows = [heads * -(-q_len // own.held)] if visits_keys(self.plan) else []
+        return int(min((*of_keys, *of_rows), default=0))
+
+    @property
+    def processors(self) -> int:
+        """The multiprocessors of the emulated device."""
+        return self.multiprocessors or MULTIPROCESSORS
+
+    @property
+    def parts(self) -> int:
+        """Over how many work tiles the query heads of a group are divided; 1 if the plan does not divide them."""
+        rule = getattr(self.plan.own, "parts", None) if self.plan.wanted else None
+        return 1 if rule is None else int(rule({**self.sizes, "multiprocessors": self.processors}))
+
+    @property
+    def splits(self) -> int:
+        """The number of blocks over which `decode` splits the keys of a row; 1 of other schedules."""
+        if not self.plan.schedule.packs_heads:
+            return 1
+        return int(self.plan.own.splits({**self.sizes, "multiprocessors": self.processors}))
+
+    def tiles_of_warps(self, block: Block) -> Array:
+        """How many tiles each warp of each split of a block of `decode` visits: [splits, warps]."""
+        splits, warps = self.splits, self.plan.warps
+        found = np.zeros(splits * warps, int)
+        if block.visited:
+            for tile in block.visited:
+                found[(tile - block.visited[0]) % len(found)] += 1
+        return found.reshape(splits, warps)
+
+    # --- pairs
+
+    @cached_property
+    def numbers(self) -> Problem:
+        return numbers_of(self.spec, self.problem, self.params, np.float32)
+
+    def allowed(self, b: int, h: int, rows: slice | None = None) -> Array:
+        """The pairs that the mask allows in a head: [rows, keys]."""
+        rows = rows or slice(0, self.sizes["q_len"])
+        every = np.ones((len(range(*rows.indices(self.sizes["q_len"]))), self.sizes["kv_len"]), bool)
+        if self.spec.mask is None:
+            return every
+        with np.errstate(all="ignore"):
+            found: Array = every & np.asarray(allowed_rows(self.numbers, b, h, rows))
+            return found
+
+    @cached_property
+    def pairs(self) -> tuple[Array, ...]:
+        """`allowed` of each of `heads`; none of a large problem."""
+        if self.sizes["q_len"] * self.sizes["kv_len"] > MOST_PAIRS:
+            return ()
+        return tuple(self.allowed(b, h) for b, h in self.heads)
+
+    def first_scores(self) -> Array:
+        """The scores of the first rows of the first head, -inf where the mask forbids the pair: [rows, keys]."""
+        rows = slice(0, min(self.sizes["q_len"], MOST_PAIRS // max(self.sizes["kv_len"], 1)))
+        with np.errstate(all="ignore"):
+            scores = np.asarray(score_rows(self.numbers, 0, 0, rows))
+            return np.where(self.allowed(0, 0, rows), scores, -np.inf)
+
+    def of_tiles(self, numbers: Array, least: float) -> Array:
+        """The largest of each row's numbers in each tile of keys, [tiles, rows], of [rows, keys]."""
+        starts = range(0, numbers.shape[1], self.tile[1])
+        return np.array([numbers[:, i : i + self.tile[1]].max(1, initial=least) for i in starts])
+
+
+def visits_keys(plan: Plan) -> bool:
+    """Whether a kernel of the plan has blocks of rows that visit tiles of keys."""
+    if not plan.schedule.is_tiled:
+        return False
+    if not plan.schedule.visits_rows:
+        return True
+    return "dq" in plan.own.kernels or getattr(plan.own, "delta", "") == "sums over keys"
+
+
+def visits_rows(plan: Plan) -> bool:
+    """Whether a kernel of the plan has blocks of keys that visit tiles of rows."""
+    return plan.schedule.visits_rows and any(kernel in OF_KEYS for kernel in plan.own.kernels)
+
+
+def seconds(case: Case) -> float:
+    """About how long the emulated device takes for a problem."""
+    sizes, area = case.sizes, case.tile[0] * case.tile[1]
+    if case.is_empty:
+        return 0.0
+    pairs = sizes["q_len"] * sizes["kv_len"]
+    if case.plan.schedule.is_tiled and not case.is_large:
+        pairs = int((case.kinds(0, 0) != EMPTY).sum()) * area
+    columns = case.spec.head_dim + case.spec.head_dim_v
+    of_pair = columns * PAIR_SECONDS[case.plan.keyword] * (BACKWARD if case.plan.wanted else 1)
+    return sizes["batch"] * sizes["q_heads"] * pairs * of_pair

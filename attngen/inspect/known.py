@@ -1,0 +1,109 @@
+"""A problem of a check, by its sizes, params and draw, and what is computed of it when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from attngen.diagnostics import counted
+from attngen.plan import Plan
+from attngen.reference.compare import Truth, truth
+from attngen.reference.compare_gradients import GradientTruth, gradient_truth
+from attngen.reference.coverage import Exercise
+from attngen.reference.gradients import Loss, sample_loss
+from attngen.reference.problems import USUAL, Draw, Sample, Shape, sample
+from attngen.spec.attention import AttentionSpec
+
+REMEMBERED = 64  # problems
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What the problems of a check are held to; None is chosen."""
+
+    batch: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    q_len: int | None = None
+    kv_len: int | None = None
+    params: Mapping[str, int | float] = field(default_factory=dict)
+    free: Mapping[str, int] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If
+    `multiprocessors` is not 0, the emulated device has as many: persistent blocks, and blocks over which keys are split."""
+
+    shape: Shape
+    params: Mapping[str, int | float]
+    seed: int = 0
+    draw: Draw = USUAL
+    apart: bool = field(default=False, compare=False)
+    multiprocessors: int = field(default=0, compare=False)
+
+    def problem(self, spec: AttentionSpec) -> Sample:
+        return sample(spec, self.shape, self.seed, self.draw)
+
+    def describe(self, spec: AttentionSpec) -> str:
+        """Sizes and params in words, as `2 x 4 heads over 2, 129 rows, 33 keys, size 43`."""
+        sizes = self.shape.sizes(spec)
+        heads = f"{sizes['batch']} x {sizes['q_heads']} heads over {sizes['kv_heads']}"
+        parts = [heads, f"{sizes['q_len']} rows", f"{sizes['kv_len']} keys"]
+        parts += [f"{name} {sizes[name]}" for name in spec.free_dims]
+        parts += [f"{p.name} {self.params[p.name]}" for p in spec.params if p.name in self.params]
+        parts += ["strides of its own for each array"] if self.apart else []
+        parts += [f"a device of {counted(self.multiprocessors, 'multiprocessor')}"] if self.multiprocessors else []
+        return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")
+
+
+class Known:
+    """One problem, and what is computed of it when it is needed."""
+
+    def __init__(self, spec: AttentionSpec, trial: Trial) -> None:
+        self.spec, self.trial, self.sample = spec, trial, trial.problem(spec)
+        self._gradients: dict[tuple[tuple[str, ...], tuple[str, ...]], GradientTruth] = {}
+
+    @cached_property
+    def exercise(self) -> Exercise:
+        return Exercise(self.spec, self.sample, self.trial.params)
+
+    @cached_property
+    def truth(self) -> Truth:
+        return truth(self.spec, self.sample, self.trial.params)
+
+    @property
+    def loss(self) -> Loss:
+        return sample_loss(self.spec, self.sample, self.trial.seed)
+
+    def gradients(self, plan: Plan) -> GradientTruth:
+        """The gradients that `plan` computes, and their bounds."""
+        key = (plan.wanted, plan.saved)
+        if key not in self._gradients:
+            params = self.trial.params
+            self._gradients[key] = gradient_truth(self.spec, self.sample, self.loss, plan.wanted, params, plan.saved)
+        return self._gradients[key]
+
+    def compute(self, plan: Plan) -> None:
+        """Computes what the results of `plan` are compared with."""
+        if plan.wanted:
+            self.gradients(plan)
+        else:
+            _ = self.truth
+
+
+class Problems:
+    """The latest problems of a spec, with their results: the schedules of a check share some, and a search asks again."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+        self._latest: list[Known] = []
+
+    def known(self, trial: Trial) -> Known:
+        one = next((known for known in self._latest if known.trial == trial), None)
+        if one is None:
+            one = Known(self.spec, trial)
+            self._latest = [one, *self._latest[: REMEMBERED - 1]]
+        return one
