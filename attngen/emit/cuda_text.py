@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.spec.bounds import Range, ranges
+from attngen.spec.cost import is_called
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, name, walk
 from attngen.spec.obligations import DIVISIONS
 from attngen.spec.operator import CALL, CONDITIONAL, INT64_MIN, MULTIPLY, TABLE, UNARY, ZERO, is_comparison
@@ -55,8 +55,10 @@ class CudaPrinter:
     helpers: set[str] = field(default_factory=set)
     _tested: frozenset[Expr] = frozenset()  # remainders of which only zero matters, which C's `%` has where this language's has
     _exact: frozenset[Expr] = frozenset()  # what is never approximated
+    _inlined: bool = True  # whether the code is copied to where it is called; other code calls functions
 
-    def print(self, *roots: Expr, share: bool = True) -> CudaText:
+    def print(self, *roots: Expr, share: bool = True, inlined: bool = True) -> CudaText:
+        """The text of `roots`; `inlined`: of code that is copied to where it is called."""
         known: dict[Expr, Range] = {}
         for root in roots:
             known |= ranges(root, self.name_ranges, self.element_ranges)
@@ -66,8 +68,8 @@ class CudaPrinter:
         temporaries: list[Temporary] = []
         self._tested = _tested_for_zero(roots)
         self._exact = below_steps(roots) if self.approximate else frozenset()
-        skips = any(isinstance(node, Apply) and node.op in SKIPPING for node in walk(*roots))
-        skips = skips and operations(*roots) <= INLINED_UP_TO
+        self._inlined = inlined
+        skips = inlined and any(isinstance(node, Apply) and node.op in SKIPPING for node in walk(*roots))
         for node in walk(*roots):
             text = self._node(node, texts, known)
             if share and ((uses[node] > 1 and node.args) or (skips and _computed_first(node))):
@@ -100,6 +102,9 @@ class CudaPrinter:
         if approximation is not None:
             return approximation
         row = TABLE[node.op]
+        if not self._inlined and is_called(node.op):
+            self.helpers.add(f"called_{node.op}")
+            return f"called_{node.op}({', '.join(texts[a][0] for a in node.args)})", CALL
         spelling = row.cuda[node.args[-1].type if node.op == "where" else node.args[0].type]
         operand_ranges = [known[a] for a in node.args if a.type is Type.INT]
         if row.nonnegative and (node in self._tested or all(lo >= 0 for lo, _ in operand_ranges)):

@@ -126,7 +126,8 @@ class File(KernelMaker):
             "dlse": spec.lse,
             "solves_range": plan.bounds.begin is not ZERO or plan.bounds.end is not KEYS.length,
             "tile_arguments": (variant.classify.arguments if variant.classify else ()) + variant.kv_range.arguments,
-            "inline_classify": plan.schedule.on_tensor_cores,  # a call would hold up what runs in the background
+            # a call would hold up what runs in the background
+            "inline_classify": plan.schedule.on_tensor_cores and variant.classify is not None and variant.classify.inlined,
             "packs_heads": plan.schedule.packs_heads,
         }
 

@@ -11,8 +11,8 @@ from typing import Literal
 from attngen.emit.cuda_text import SCALE, CudaPrinter, Temporary, c_name, literal, times_factor
 from attngen.emit.gradient_functions import CapturedFunctions, captured_functions
 from attngen.plan.axes import TILE_RANGES
-from attngen.plan.captured_staging import Element
-from attngen.plan.code_size import INLINED_UP_TO, operations
+from attngen.plan.captured_staging import Element, Staged
+from attngen.plan.code_size import ALWAYS_INLINED, INLINED_UP_TO, is_inlined
 from attngen.plan.index_steps import STEP_RANGES, by_steps
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.plan.plan import Plan
@@ -20,9 +20,24 @@ from attngen.plan.precision import rough_functions
 from attngen.plan.spans import Span
 from attngen.spec.attention import SIZES, AttentionSpec, S
 from attngen.spec.bounds import Range, ranges
+from attngen.spec.cost import cost
 from attngen.spec.dropout import dropped_of, state_elements
 from attngen.spec.dtypes import DTYPES, DType
-from attngen.spec.expr import MAX_FLOAT, MAX_LENGTH, Apply, Const, Expr, Gather, Name, Type, constant, inputs_in, names_in, rewrite, walk
+from attngen.spec.expr import (
+    MAX_FLOAT,
+    MAX_LENGTH,
+    Apply,
+    Const,
+    Expr,
+    Gather,
+    Name,
+    Type,
+    constant,
+    inputs_in,
+    names_in,
+    rewrite,
+    walk,
+)
 from attngen.spec.gradient import QKV
 from attngen.spec.operator import FLOAT_ONE, TABLE, apply, mul
 from attngen.spec.print_attn import expression_to_text
@@ -208,16 +223,19 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     mask = None if asked is None else staged.named(asked)
     factor, score, raw = _scores(spec, plan, approximate)
     of_two = _score_of_two(printer, raw) if plan.schedule.is_warp_specialized else ""
+    pairs = PairFunctions(printer, staged)
+    printed = (None if of_two else raw or score, mask, _derivative(spec, plan))
+    score_of_pair, mask_of_pair, derivative = (None if e is None else pairs.print(e) for e in printed)
     sink, positions = _sink(spec, plan), _positions(spec, plan)
     exprs = _read_by(spec, plan, *positions, asked, sink, *kv_range, *q_range, *classify)
     elementwise = [e for e in (mask, score) if e is not None]
     return Variant(
-        score=None if of_two else _function(printer, raw or score, staged.elements),
+        score=score_of_pair,
         score_of_two=of_two,
         one_score=_function(printer, plan.facts.uniform_score) if _has_one_score(plan) else None,
         affine=_function(printer, affine.term if affine else None),
         slope=_function(printer, affine.slope if affine else None),
-        mask=_function(printer, mask, staged.elements),
+        mask=mask_of_pair,
         asked="" if asked is None else expression_to_text(asked),
         scale=printer.print(apply("float", spec.scale), share=False).results[0],
         scale_is_constant=isinstance(spec.scale, Const),
@@ -228,11 +246,11 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         q_position=_function(printer, positions[0]),
         k_position=_function(printer, positions[1]),
         dropped=dropped_of(spec.dropout.value) if isinstance(spec.dropout, Const) else None,
-        derivative=_function(printer, _derivative(spec, plan), staged.elements),
-        captured_gradients=_captured_gradients(printer, plan),
-        kv_range=_functions(printer, kv_range),
-        q_range=_functions(printer, q_range) if q_range else None,
-        classify=_functions(printer, classify) if classify else None,
+        derivative=derivative,
+        captured_gradients=_captured_gradients(pairs, plan),
+        kv_range=_functions(printer, kv_range, is_inlined(*kv_range)),
+        q_range=_several(printer, q_range),
+        classify=_several(printer, classify),
         tensors=_tensors(spec, spans, exprs),
         scalars=_scalars(spec, exprs),
         spans=spans,
@@ -311,11 +329,11 @@ def _compares_by_row(plan: Plan, bounds: MaskBounds) -> bool:
     return plan.schedule.is_warp_specialized and plan.direction == "forward" and by_range
 
 
-def _captured_gradients(printer: CudaPrinter, plan: Plan) -> tuple[CapturedFunctions[Function], ...]:
+def _captured_gradients(pairs: PairFunctions, plan: Plan) -> tuple[CapturedFunctions[Function], ...]:
     """The functions of the captured gradients that are wanted."""
     staged, gradient = plan.staged, plan.facts.gradient
     wanted = [one for one in gradient.captured if one.name in plan.wanted] if gradient else []
-    return tuple(captured_functions(one, lambda e: _functions(printer, [staged.named(e)], staged.elements)) for one in wanted)
+    return tuple(captured_functions(one, lambda e: pairs.print(staged.named(e))) for one in wanted)
 
 
 def _of_pairs(spec: AttentionSpec, plan: Plan, expr: Expr) -> Expr:
@@ -398,20 +416,40 @@ def _printer(spec: AttentionSpec, spans: Iterable[Span], staged: tuple[Element, 
     return CudaPrinter(names, name_ranges(spec) | TILE_RANGES | STEP_RANGES | staged_ranges(staged), elements, approximate)
 
 
-def _function(printer: CudaPrinter, expr: Expr | None, staged: tuple[Element, ...] = ()) -> Function | None:
-    return None if expr is None else _functions(printer, [expr], staged)
+@dataclass(slots=True)
+class PairFunctions:
+    """Prints the functions of pairs. Each pair of a thread has a copy of those that are inlined, which together cost at most
+    INLINED_UP_TO; the others are called."""
+
+    printer: CudaPrinter
+    staged: Staged
+    left: int = INLINED_UP_TO
+
+    def print(self, expr: Expr) -> Function:
+        own = cost(expr, inlined=True)
+        inlined = own <= max(self.left, ALWAYS_INLINED)
+        self.left -= own if inlined else 0
+        return _functions(self.printer, [expr], inlined, self.staged.elements)
 
 
-def _functions(printer: CudaPrinter, exprs: list[Expr], staged: tuple[Element, ...] = ()) -> Function:
-    text = printer.print(*exprs)
+def _function(printer: CudaPrinter, expr: Expr | None) -> Function | None:
+    return None if expr is None else _functions(printer, [expr], is_inlined(expr))
+
+
+def _several(printer: CudaPrinter, exprs: list[Expr]) -> Function | None:
+    return _functions(printer, exprs, is_inlined(*exprs)) if exprs else None
+
+
+def _functions(printer: CudaPrinter, exprs: list[Expr], inlined: bool, staged: tuple[Element, ...] = ()) -> Function:
+    text = printer.print(*exprs, inlined=inlined)
     used = names_in(*exprs)
     ctypes = {n: (c, LOCAL_TYPES.get(c, "int")) for n, c in LOCALS.items()}
     ctypes |= {e.symbol.name: (e.name, element_type(e.dtype)) for e in staged}
     reads_captured = any(isinstance(n, Gather) or (isinstance(n, Name) and n.name not in ctypes) for n in walk(*exprs))
     declared = {"in": "const Captured& in"} if reads_captured else {}
     declared |= {argument: f"{ctype} {argument}" for n, (argument, ctype) in ctypes.items() if n in used}
-    inlined = operations(*exprs) <= INLINED_UP_TO
-    return Function(tuple(declared), ", ".join(declared.values()), text.temporaries, text.results, inlined, text.ctypes)
+    signature = ", ".join(declared.values())
+    return Function(tuple(declared), signature, text.temporaries, text.results, inlined, text.ctypes)
 
 
 def _dropout(printer: CudaPrinter, spec: AttentionSpec) -> Function | None:

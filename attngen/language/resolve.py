@@ -15,7 +15,19 @@ from attngen.source import Span
 from attngen.spec import mistakes
 from attngen.spec.attention import Input
 from attngen.spec.dtypes import DType
-from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Expr, ExpressionError, Gather, Type, constant, gather, names_in, walk
+from attngen.spec.expr import (
+    MAX_DEPTH,
+    MAX_SIZE,
+    Expr,
+    ExpressionError,
+    Gather,
+    Type,
+    constant,
+    gather,
+    names_in,
+    walk,
+    within_limits,
+)
 from attngen.spec.names import CONSTANTS, WORDS
 from attngen.spec.operator import TABLE, apply, arity, is_comparison
 from attngen.spec.operators import FUNCTIONS
@@ -382,7 +394,7 @@ class Resolver:
                 raise DiagnosticError(mistakes.ScoreTwice(span=span, call=target.call, stands_for=target.text))
 
     def _apply(self, op: str, operands: list[Expr], span: Span) -> Expr:
-        return _guarded(lambda: apply(op, *operands), span)
+        return _guarded(lambda: within_limits(apply(op, *operands)), span)
 
 
 def number_of(keyword: str) -> Type:

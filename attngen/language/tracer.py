@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from attngen.language.functions import COMPARISONS, FUNCTIONS
-from attngen.spec.expr import Expr, ExpressionError, constant
+from attngen.spec.expr import Expr, ExpressionError, constant, within_limits
 from attngen.spec.operator import INT64_MAX, INT64_MIN, apply
 from attngen.spec.operators import FUNCTIONS as ROWS
 
@@ -150,7 +150,7 @@ def operand(value: Any) -> Any:
 
 def _applied(function: Callable[..., Expr], args: Iterable[Any], options: Mapping[str, Any] = MappingProxyType({})) -> Any:
     try:
-        return Tracer(function(*args, **options))
+        return Tracer(within_limits(function(*args, **options)))
     except ExpressionError as error:
         raise TraceError(f"{error.message}{'; ' + error.help if error.help else ''}") from error
 

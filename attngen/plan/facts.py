@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attngen.diagnostics import DiagnosticError
 from attngen.plan.affine_scores import AffineScore, affine_score
 from attngen.plan.bounded_scores import constant_shift
 from attngen.plan.captured_staging import Staged, staged
-from attngen.plan.code_size import pair_operations
+from attngen.plan.code_size import pair_cost
 from attngen.plan.distances import distances_of_a_thread, divides_distances
 from attngen.plan.mask_bounds import MaskBounds, mask_bounds
 from attngen.plan.memo import remembered
 from attngen.plan.uniform_score import uniform_score
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.cost import MOST_OF_BACKWARD, OF_TENSOR, cost, too_much_code
 from attngen.spec.expr import Expr
 from attngen.spec.gradient import Gradient, gradient_of
 
@@ -29,7 +31,7 @@ class SpecFacts:
     uniform_score: Expr | None  # when the pairs of a tile have the score of its first pair, given `s`
     affine_score: AffineScore | None  # the score with its terms that are affine in k apart
     shift: float | None  # subtracted from the exponents (of 2) of all scores instead of a row maximum; None: needs a maximum
-    pair_operations: int  # of the mask or of the score, whichever has more
+    pair_cost: int  # of the mask, the score and its derivative, as inlined code
     divides_distances: bool  # by a number that is no constant
     wanted: tuple[str, ...] = ()  # the gradients that a backward computes, by the names of arguments; none: a forward
     gradient: Gradient | None = None  # of the spec, for a backward
@@ -43,16 +45,31 @@ class SpecFacts:
 @remembered
 def facts_of(spec: AttentionSpec, wanted: tuple[str, ...] = (), deterministic: bool = DETERMINISTIC) -> SpecFacts:
     """The facts of `spec` for its forward, or for a backward that computes the gradients `wanted`."""
+    elements = staged(spec)
+    gradient = _gradient(spec, wanted) if wanted else None
     return SpecFacts(
         spec,
         mask_bounds(spec),
-        staged(spec),
+        elements,
         uniform_score(spec),
         affine_score(spec.score),
         constant_shift(spec),
-        pair_operations(spec),
+        pair_cost(spec, elements, gradient),
         divides_distances(spec),
         wanted,
-        gradient_of(spec) if wanted else None,
+        gradient,
         deterministic,
     )
+
+
+def _gradient(spec: AttentionSpec, wanted: tuple[str, ...]) -> Gradient:
+    """The derivatives of `spec`. Raises DiagnosticError if compilers would take too long for those that are wanted."""
+    gradient = gradient_of(spec)
+    contributions = [c for one in gradient.captured if one.name in wanted for c in one.contributions]
+    factors = [e for c in contributions for e in (c.factor, *c.indices)]
+    forward = [e for e in (spec.mask, spec.score, spec.sink) if e is not None]
+    total = sum(map(cost, (*forward, gradient.ds, *factors))) + OF_TENSOR * (len(spec.inputs) + len(contributions))
+    if total > MOST_OF_BACKWARD:
+        exprs = [gradient.ds, *factors]
+        raise DiagnosticError(too_much_code("score", "gradient", exprs, MOST_OF_BACKWARD, total, backward=True))
+    return gradient

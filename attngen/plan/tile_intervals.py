@@ -15,6 +15,7 @@ from attngen.spec.ranges import element_ranges, name_ranges
 
 LARGEST = 4096  # nodes of a bound: a larger one would take compilers longer than all the rest, and is dropped
 MOST_DIVISIONS = 64  # of a bound, for the same reason
+MOST_VECTORS = 16  # whose ranges over tiles are computed beforehand, each by a kernel: what further ones hold is unknown
 
 
 class TileIntervals:
@@ -91,6 +92,9 @@ class TileIntervals:
         if len(moving) > 1 or axis is None:
             return self._every_value(node)
         span = Span(node.input, dim, axis.index, len(node.args))
+        vectors = {(s.input, s.dim) for s in self._spans}
+        if len(vectors) >= MOST_VECTORS and (node.input, dim) not in vectors:
+            return self._every_value(node)
         self._spans[span] = None
         if node.input in self._elements:
             self._elements |= dict.fromkeys(span.ends, self._elements[node.input])

@@ -10,6 +10,7 @@ from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize, Param, Precision
 from attngen.spec.bounds import ranges
+from attngen.spec.cost import MOST, MOST_OF_CALL, OF_TENSOR, cost, too_much_code
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import STORAGE_DTYPES
 from attngen.spec.expr import (
@@ -18,6 +19,7 @@ from attngen.spec.expr import (
     MAX_FLOAT_TEXT,
     MAX_INT_PARAM,
     MAX_LENGTH,
+    MAX_SIZE,
     Apply,
     Const,
     Expr,
@@ -185,6 +187,7 @@ def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
         yield from _expression(spec, keyword, expr)
     yield from _dropout(spec)
     yield from _rotary(spec)
+    yield from _code(spec)
     read = [*given.values(), *(spec.rotary.positions if spec.rotary is not None else ())]
     used = names_in(*read) | inputs_in(*read) | ({RNG_STATE.name} if spec.dropout is not None else set())
     used |= {*spec.rotary.tables} if spec.rotary is not None else set()
@@ -195,6 +198,22 @@ def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
         yield from _default(p)
         if p.name not in used:
             yield mistakes.Unused(statement=f"param {p.name}", what="param", name=p.name)
+
+
+def _code(spec: AttentionSpec) -> Iterator[Diagnostic]:
+    """Whether compilers would take too long for the spec's expressions."""
+    of_call = cost(spec.scale, inlined=True)
+    if of_call > MOST_OF_CALL:
+        yield too_much_code("scale", "scale", [spec.scale], MOST_OF_CALL, of_call)
+    positions = spec.rotary.positions if spec.rotary is not None else ()
+    given = {"mask": (spec.mask,), "score": (spec.score,), "sink": (spec.sink,), "rotary": positions}
+    computed = {keyword: [e for e in exprs if e is not None] for keyword, exprs in given.items()}
+    costs = {keyword: sum(map(cost, exprs)) for keyword, exprs in computed.items()}
+    total = sum(costs.values()) + OF_TENSOR * len(spec.inputs)
+    if total > MOST:
+        largest = max(costs, key=costs.__getitem__)
+        what = {"rotary": "positions of the rotation"}.get(largest, largest)
+        yield too_much_code(largest, what, computed[largest], MOST, total, len(spec.inputs))
 
 
 def _default(param: Param) -> Iterator[Diagnostic]:
@@ -302,6 +321,9 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
         return
     if isinstance(expr, Const) and expr.type is not Type.BOOL:
         yield from _constant(keyword, expr.value)
+    if expr.size > MAX_SIZE:
+        yield mistakes.ExpandsTooMuch(statement=keyword, limit=MAX_SIZE)
+        return
     if levels(expr) > MAX_LEVELS:  # torch's operator gets the spec as text, which is parsed again
         yield mistakes.NestedTooDeeply(statement=keyword, limit=MAX_DEPTH)
         return

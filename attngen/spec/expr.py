@@ -184,6 +184,16 @@ def gather(input: str, type: Type, indices: tuple[Expr, ...]) -> Gather:
     return node
 
 
+def within_limits(expr: Expr) -> Expr:
+    """`expr`, a part of what a user writes. Raises ExpressionError if it is too large or nested too deeply: some of what is
+    done with a spec takes time that grows with the number of its nodes as a tree."""
+    if expr.size > MAX_SIZE:
+        raise ExpressionError(f"the expression has more than {MAX_SIZE} nodes", "split it, or use a captured tensor")
+    if expr.depth > 20 * MAX_DEPTH:
+        raise ExpressionError("the expression is nested too deeply", "split it, or use a captured tensor")
+    return expr
+
+
 def rebuild(op: str, args: tuple[Expr, ...]) -> Expr:
     """`attngen.spec.operator.apply`, imported late."""
     from attngen.spec.operator import apply

@@ -11,7 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Const, Expr, ExpressionError, Scalar, Type, constant, intern_apply
+from attngen.spec.expr import Const, Expr, ExpressionError, Scalar, Type, constant, intern_apply
 
 BOOL, INT, FLOAT = Type.BOOL, Type.INT, Type.FLOAT
 
@@ -61,7 +61,8 @@ class Operator:
     CUDA text calls (`templates/parts/NAME.cuh`). `fast` is a primitive that approximates the operator with an error that
     results of 16 bits do not show, `rough` one with an error that `precision high` allows. `fast` takes a factor of its operand
     too; `fast_of_two` replaces two operands by their `fast` results at a lower cost. All results are `within` this range.
-    `simpler` is a simpler expression for these operands, by an identity that holds for every value, or None."""
+    `simpler` is a simpler expression for these operands, by an identity that holds for every value, or None. `cost` is how long
+    compilers take for one, see `attngen.spec.cost`."""
 
     name: str
     typing: Typing
@@ -77,6 +78,7 @@ class Operator:
     fast_of_two: str = ""
     within: tuple[float, float] | None = None
     simpler: Simpler = lambda *operands: None
+    cost: int = 1
     what: str = ""
 
 
@@ -102,7 +104,8 @@ def arity(op: str) -> int:
 def apply(op: str, *args: Expr) -> Expr:
     """`op` applied to `args`: converts types, folds constants, simplifies.
 
-    Raises ExpressionError if the operands are not valid for `op`, or if the expression becomes too large.
+    Raises ExpressionError if the operands are not valid for `op`. The size of what is derived from a spec is not limited here:
+    it follows from that of the spec, whose expressions are `within_limits`.
     """
     row = TABLE[op]
     wanted, result = row.typing(row.infix.symbol if row.infix else op, tuple(a.type for a in args))
@@ -116,12 +119,7 @@ def apply(op: str, *args: Expr) -> Expr:
     simpler = row.simpler(*args)
     if simpler is not None:
         return simpler
-    node = intern_apply(op, result, args)
-    if node.size > MAX_SIZE:
-        raise ExpressionError(f"the expression has more than {MAX_SIZE} nodes", "split it, or use a captured tensor")
-    if node.depth > 20 * MAX_DEPTH:
-        raise ExpressionError("the expression is nested too deeply", "split it, or use a captured tensor")
-    return node
+    return intern_apply(op, result, args)
 
 
 def _fold(row: Operator, result: Type, values: tuple[Scalar, ...]) -> Const | None:

@@ -122,15 +122,14 @@ def row_sums(facts: SpecFacts, arch: Arch, tile: Tile) -> RowSums:
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why this schedule, or wgmma, cannot compute the spec on `arch`; empty if it can."""
-    size = facts.pair_operations
     if not arch.has(*NEEDED):
         return "it needs TMA and wgmma"
     if facts.spec.dtype.name not in DTYPES:
         return "its products are of fp16 or bf16"
     if facts.spec.kernel.is_paged and (facts.spec.kernel.page_size or 1) % PAGE_ROWS:
         return f"TMA copies keys by pages of a stated size, a multiple of {PAGE_ROWS} rows"
-    if size > INLINED_UP_TO:
-        return f"it computes at most {INLINED_UP_TO} for each pair: code between its products is inlined"
+    if facts.pair_cost > INLINED_UP_TO:
+        return f"it computes at most {INLINED_UP_TO} additions for each pair: code between its products is inlined"
     return ""
 
 
@@ -141,7 +140,8 @@ def refuse(facts: SpecFacts, arch: Arch, schedule: ScheduleName = "hopper") -> N
         return
     if not arch.has(*NEEDED):
         raise refusal("kernel", f"kernel {schedule} on {arch.name}", reason, "use kernel fused, or --arch sm_90a")
-    what = facts.spec.dtype if facts.spec.dtype.name not in DTYPES else f"a mask or score of {facts.pair_operations} operations"
+    large = f"a mask and a score that cost {facts.pair_cost} additions"
+    what = facts.spec.dtype if facts.spec.dtype.name not in DTYPES else large
     raise refusal("kernel", f"kernel {schedule} of {what}", reason, "use kernel fused")
 
 

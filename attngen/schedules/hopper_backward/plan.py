@@ -190,8 +190,8 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
         return f"it computes no gradients of captured values ({', '.join(captured)}) but those that are dS of each pair"
     if ("k" in facts.wanted) != ("v" in facts.wanted):
         return "it computes the gradients of k and v together"
-    if operations(facts.gradient.ds) > INLINED_UP_TO:
-        return f"it computes derivatives of at most {INLINED_UP_TO} operations: code between its products is inlined"
+    if facts.pair_cost > INLINED_UP_TO:
+        return f"it computes at most {INLINED_UP_TO} additions for each pair, with the derivative: its code is inlined"
     return ""
 
 

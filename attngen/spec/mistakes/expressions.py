@@ -299,6 +299,19 @@ class CallIndexOutOfRange(Diagnostic):
     cure: str
 
 
+class TooMuchCode(Diagnostic):
+    code: ClassVar[str] = "E230"
+    title: ClassVar[str] = "the {what} would take compilers too long: it costs {cost} additions, and {most} are allowed"
+    label: ClassVar[str] = "{part}"
+    help: ClassVar[str] = "{cure}"
+
+    what: str
+    cost: int
+    most: int
+    part: str
+    cure: str
+
+
 class CallDividesByZero(Diagnostic):
     """A mistake of a call: its sizes or params are wrong, not the spec."""
 
