@@ -25,7 +25,7 @@ from attngen.device.protocol import Kernel
 from attngen.device.select import device_by_name
 from attngen.emit.program import Program
 from tests.guarded_memory import EDGES, GuardedMemory, leave
-from tests.random_draws import Case, case
+from tests.random_draws import case
 from tests.random_gradients import gradient_case, gradient_failure
 from tests.random_specs import failure
 
@@ -51,20 +51,16 @@ class Planned:
         return kernel
 
 
-def storage_of(one: Case) -> str:
-    return "padded" if one.spare_keys else "dense"
-
-
 def attempts(seed: int, kernel: str | None, gpu: Any) -> Iterator[tuple[str, str, Callable[[], str]]]:
     """The forward and the gradients of `seed`: what each is, its problem in words, and its run, which returns what is wrong."""
     multiprocessors = MULTIPROCESSORS[seed % len(MULTIPROCESSORS)]
     one = case(seed, kernel)
     device = Planned(gpu, one.arch, multiprocessors)
-    yield f"forward {one.schedule} {one.arch} {storage_of(one)}", str(one), lambda: failure(one, seed, device)
+    yield f"forward {one.schedule} {one.arch} {one.storage}", str(one), lambda: failure(one, seed, device)
     of_gradients = gradient_case(seed, kernel)
     if of_gradients is not None:
         place = Planned(gpu, of_gradients.arch, multiprocessors)
-        what = f"backward {of_gradients.schedule} {of_gradients.arch} {storage_of(of_gradients.case)}"
+        what = f"backward {of_gradients.schedule} {of_gradients.arch} {of_gradients.case.storage}"
         yield what, str(of_gradients), lambda: gradient_failure(of_gradients, seed, place)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -73,15 +74,26 @@ def compiled(spec: AttentionSpec, schedule: str, arch: str | None = None, seed: 
 
 
 def call(compiled: CompiledAttention, problem: Sample, **params: Any) -> tuple[Any, Any]:
-    """(O, lse or None) as numpy storage arrays, wherever the kernel runs; O starts as NaN, so an element that is not written
-    fails every comparison."""
-    out = np.empty((*problem.q.shape[:3], compiled.spec.head_dim_v), compiled.spec.dtype.numpy)
+    """(O, lse or None) of a problem in dense storage."""
+    return call_stored(compiled, {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}, **params)
+
+
+def call_stored(compiled: CompiledAttention, arrays: Mapping[str, Any], **params: Any) -> tuple[Any, Any]:
+    """(O, lse or None) as numpy storage arrays, wherever the kernel runs; `arrays` are in the spec's storage. O starts as NaN,
+    so an element that is not written fails every comparison."""
+    out = np.empty((*arrays["q"].shape[:-1], compiled.spec.head_dim_v), compiled.spec.dtype.numpy)
     out.view(np.uint8)[...] = 0xFF
-    given = {"q": problem.q, "k": problem.k, "v": problem.v, "out": out, **problem.inputs}
-    on_gpu = compiled.device.name.startswith("cuda")
-    result = compiled(**({name: to_gpu(array) for name, array in given.items()} if on_gpu else given), **params)
+    result = compiled(**_placed(compiled, {**arrays, "out": out}), **params)
     output, lse = result if compiled.spec.lse else (result, None)
+    on_gpu = compiled.device.name.startswith("cuda")
     return (from_gpu(output), None if lse is None else from_gpu(lse)) if on_gpu else (output, lse)
+
+
+def _placed(compiled: CompiledAttention, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays, and numbers as they are, where the kernel runs."""
+    if not compiled.device.name.startswith("cuda"):
+        return dict(arrays)
+    return {name: to_gpu(array) if isinstance(array, np.ndarray) else array for name, array in arrays.items()}
 
 
 def compared(kernel: CompiledAttention, problem: Sample, expected: Truth | None = None, **params: Any) -> Comparison:
@@ -101,11 +113,22 @@ def gradients(
     deterministic: bool = DETERMINISTIC,
     **params: Any,
 ) -> dict[str, Any]:
-    """The gradients that a kernel computes, as numpy storage arrays, wherever it runs."""
+    """The gradients that a kernel computes of a problem in dense storage."""
     given = {"dout": loss.dout, "q": problem.q, "k": problem.k, "v": problem.v, "dlse": loss.dlse, **problem.inputs}
+    return gradients_stored(kernel, given, wanted, deterministic, **params)
+
+
+def gradients_stored(
+    kernel: CompiledAttention,
+    arrays: Mapping[str, Any],
+    wanted: tuple[str, ...] | None = None,
+    deterministic: bool = DETERMINISTIC,
+    **params: Any,
+) -> dict[str, Any]:
+    """The gradients that a kernel computes, as numpy storage arrays, wherever it runs; `arrays` are in the spec's storage, with
+    `dout`, and `dlse` or None."""
+    found = kernel.backward(wanted=wanted, deterministic=deterministic, **_placed(kernel, arrays), **params)
     on_gpu = kernel.device.name.startswith("cuda")
-    arrays = {name: to_gpu(array) if on_gpu and array is not None else array for name, array in given.items()}
-    found = kernel.backward(wanted=wanted, deterministic=deterministic, **arrays, **params)
     return {name: from_gpu(array) for name, array in found.items()} if on_gpu else found
 
 

@@ -1,8 +1,9 @@
 """Random specs and problems: what `tests.random_specs` and `tests.random_gradients` search.
 
 Specs have masks and scores as trees of operators, nested conditions, bool and integer tensors in scores, additive masks with
-finfo.min and -inf, sinks and values of any magnitude, names with a meaning in C++ or in generated code, and masks as Python
-functions whose parameters have defaults.
+finfo.min and -inf, unions and intersections of closed ranges, sinks and values of any magnitude, names with a meaning in C++ or
+in generated code, and masks as Python functions whose parameters have defaults. Each is drawn with a storage and with several
+problems, whose lengths `tests.random_lengths` draws from the spec.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import attngen
 from attngen.diagnostics import DiagnosticError
 from attngen.language import load_text
 from attngen.plan import ARCHES
+from attngen.plan.plan import Plan
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.schedules import choose
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import AttentionSpec, Storage
 from attngen.spec.dtypes import from_storage, round_to_storage
+from tests.random_lengths import MOST, WORK, Call, Limits, draw_call
 
 Array = np.ndarray[Any, Any]
 
@@ -89,7 +92,29 @@ EXPECTED = {
     "E301": "a tile that does not fit",
     "E112": "a word that is not a valid name",
 }
-LENGTHS = (1, 17, 64, 65, 100, 128, 129, 200, 257)
+CALLS = 6  # of a case
+# Terms of one interval of keys for each row, or of rows for each key, at a constant {c}; and constants up to long problems
+RANGES = (
+    "k < {c}", "k >= {c}", "q < {c}", "q >= {c}", "q + k <= {c}", "q + k >= {c}", "k <= q - {c}", "k >= q + {c}",
+    "k <= q + {c}", "k >= q - {c}", "k == {c}", "2 * k <= q + {c}", "k <= 2 * q - {c}", "q_len - q <= {c}", "kv_len - k <= {c}",
+    "k <= q + kv_len - q_len - {c}", "k <= q + kv_len - q_len", "k < w", "k >= q - w", "k <= q - w", "q + k <= w", "k + n > q",
+    "k < {c} * h", "k >= {c} * b", "k < ends[b]", "q >= k", "k < reach[b, q]", "w < 0", "kv_len > {c}",
+)  # fmt: skip
+PARTLY_EMPTY = (  # of some rows
+    "q + k <= {c}", "k <= q - {c}", "k >= q + {c}", "k <= q + kv_len - q_len - {c}", "k <= q + kv_len - q_len", "q + k <= w",
+    "k <= q - w", "k >= q + w", "k >= {c}", "q >= {c}", "q < {c}", "kv_len - k <= q - {c}",
+)  # fmt: skip
+CONSTANTS = (1, 3, 5, 16, 31, 40, 64, 65, 100, 127, 200, 300, 350, 500, 900, 1500)
+PARAMS = {
+    "w": (0, 1, 3, 16, 63, 64, 65, 100, 300, 700, -5, -200),
+    "n": (1, 2, 3, 4, 5, 16, 64, 100, 400),
+    "temp": (0.7,),
+}  # fmt: skip
+HUGE = (2**30, -(2**30), 2**29, 1 - 2**29)  # of `w` where it bounds indices and is in no score
+SMALL_HEADS = (8, 16, 24, 32, 40, 48, 64, 64, 64, 80, 96, 128)  # sizes for masks with large constants, which need long problems
+STORAGES: tuple[Storage, ...] = (*["dense"] * 4, "padded", "packed", "packed", "paged", "packed_paged")  # type: ignore[assignment]
+PAGE_SIZES = {"hopper": (8, 16, 24, 48, 64, 128, 256), "wgmma": (8, 16, 48, 64, 256)}  # which need pages of a stated size
+OTHER_PAGE_SIZES = (None, None, 1, 3, 16, 20, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -97,19 +122,34 @@ class Case:
     text: str
     schedule: str
     arch: str
-    shape: Shape
-    params: dict[str, int | float]
-    rows_apart: bool  # Q, K and V are stored as [batch, length, heads, head_dim]
+    calls: tuple[Call, ...]
+    rows_apart: bool  # the other order of heads and rows in memory: dense Q, K and V lie as [batch, length, heads, head_dim]
     magnitude: float  # factor of Q, which is randn: a large one makes row maxima rise from tile to tile
     size_of_v: float = 1.0
     extreme_sinks: bool = False
     words: tuple[tuple[str, str], ...] = ()  # other names of inputs and params
-    spare_keys: int = 0  # if any, storage is padded, and so many rows of NaN are after the keys of each sequence
     python_mask: str = ""  # the mask as the body of a Python function of b, h, q, k, with the params as defaults
+    storage: Storage = "dense"
+    page_size: int | None = None  # as the spec states it
+
+    @property
+    def shape(self) -> Shape:
+        """That of the first problem."""
+        return self.calls[0].shape
+
+    @property
+    def params(self) -> dict[str, int | float]:
+        """Those of the first problem; with a Python function those of all, as its constants."""
+        return dict(self.calls[0].params)
+
+    def given(self, call: Call) -> dict[str, Any]:
+        """The params that a call takes."""
+        return {} if self.python_mask else self.by_word(dict(call.params))
 
     def spec(self) -> AttentionSpec:
-        """The spec, renamed, with the mask of its Python function if it has one."""
+        """The spec, renamed, with the mask of its Python function if it has one, in its storage."""
         (spec,) = load_text(self.renamed(self.text))
+        spec = replace(spec, kernel=replace(spec.kernel, storage=self.storage, page_size=self.page_size))
         if not self.python_mask:
             return spec
         parameters = ", ".join(["b", "h", "q", "k", *(f"{n}={value}" for n, value in self.params.items())])
@@ -128,7 +168,8 @@ class Case:
 
 def integer(r: random.Random, depth: int) -> str:
     if depth == 0 or r.random() < 0.3:
-        leaves = ("q", "k", "q", "k", "w", "n", "h", "b", "doc[b, q]", "doc[b, k]", "q_len", "kv_len", str(r.randint(-20, 90)))
+        constants = (str(r.randint(-20, 90)), str(r.choice(CONSTANTS)))
+        leaves = ("q", "k", "q", "k", "w", "n", "h", "b", "doc[b, q]", "doc[b, k]", "q_len", "kv_len", *constants)
         return r.choice(leaves)
     a, b = integer(r, depth - 1), integer(r, depth - 1)
     divisor = r.choice(("1", "2", "3", "7", "-3", "16", "64", "n"))
@@ -155,6 +196,16 @@ def boolean(r: random.Random, depth: int) -> str:
     return f"({boolean(r, depth - 1)} {operator} {boolean(r, depth - 1)})"
 
 
+def ranges(r: random.Random, depth: int) -> str:
+    """A union or an intersection of closed ranges, or of such; often one of a union with a range that is
+    empty for some rows."""
+    if depth == 0:
+        return f"({r.choice(RANGES).format(c=r.choice(CONSTANTS))})"
+    if r.random() < 0.4:
+        return f"(({ranges(r, 0)} or {ranges(r, 0)}) and ({r.choice(PARTLY_EMPTY).format(c=r.choice(CONSTANTS))}))"
+    return f"({ranges(r, depth - 1)} {r.choice(('and', 'or'))} {ranges(r, r.randint(0, depth - 1))})"
+
+
 def number(r: random.Random, depth: int) -> str:
     """A float expression that is continuous in s, and about as large."""
     if depth == 0 or r.random() < 0.3:
@@ -171,13 +222,16 @@ def number(r: random.Random, depth: int) -> str:
 
 
 def case(seed: int, kernel: str | None = None) -> Case:
-    """The spec and the problem of `seed`: the first draw that the language and the planner accept."""
+    """The spec and the problems of `seed`: the first draw that the language and the planner accept."""
     r = random.Random(seed)
     while True:
         one = draw(r, kernel)
         try:
-            spec = one.spec()
-            choose(spec, ARCHES[one.arch], one.schedule)
+            plan = choose(one.spec(), ARCHES[one.arch], one.schedule)
+            one = replace(one, calls=draw_calls(r, one, plan))
+            if r.random() < 0.12 and one.storage in ("dense", "padded", "packed"):
+                one = replace(one, text=rotated(r, one))
+                choose(one.spec(), ARCHES[one.arch], one.schedule)
         except DiagnosticError as error:
             if {d.code for d in error.diagnostics} <= set(EXPECTED):
                 continue
@@ -185,21 +239,52 @@ def case(seed: int, kernel: str | None = None) -> Case:
         return one
 
 
+def draw_calls(r: random.Random, one: Case, plan: Plan, longest: int = MOST) -> tuple[Call, ...]:
+    """The problems of a case by a plan: a kernel is compiled once for all of them."""
+    spec = one.spec()
+    work = WORK[plan.direction][not plan.schedule.on_tensor_cores]
+    of_keys = re.search(r"\b(doc|same_document|key_ok)\b", one.text)  # read at rows and keys alike
+    limits = Limits(work, longest, bool(of_keys) or needs_keys(one.text))
+    calls = []
+    for _ in range(CALLS):
+        params = one.params if one.python_mask else {name: drawn_param(r, one, name) for name in one.params}
+        shape = one.shape
+        heads = (spec.q_heads or shape.q_heads, spec.kv_heads or shape.kv_heads)
+        calls.append(draw_call(r, spec, plan, heads, params, limits))
+    return tuple(calls)
+
+
+def drawn_param(r: random.Random, one: Case, name: str) -> int | float:
+    in_score = re.search(rf"^ +(score|sink) .*\b{name}\b", one.text, re.MULTILINE)
+    in_product = re.search(r"%|//|\*|abs|dilated|relative", one.text)
+    if name == "w" and not in_score and not in_product and r.random() < 0.1:
+        return r.choice(HUGE)
+    return r.choice(PARAMS[name])
+
+
+def needs_keys(text: str) -> bool:
+    """Whether rows stand at the last keys, for a rotation whose tables have no negative positions."""
+    return bool(re.search(r"^ +rotary .*sines$", text, re.MULTILINE))
+
+
 def draw(r: random.Random, kernel: str | None = None) -> Case:
+    """A spec; its problems are not drawn yet, but for numbers of heads and params."""
     schedule, arch = r.choice([one for one in SCHEDULES if kernel in (None, one[0])])
     dtype = r.choice(("bf16", "fp16") if schedule in ("hopper", "wgmma") else ("bf16", "fp16", "fp32"))
-    mask = boolean(r, r.choice((0, 1, 1, 2, 2, 3))) if r.random() < 0.9 else ""
+    of_ranges = r.random() < 0.4
+    mask = ranges(r, r.choice((1, 2, 2, 3))) if of_ranges else boolean(r, r.choice((0, 1, 1, 2, 2, 3)))
+    mask = mask if r.random() < 0.9 else ""
     score = r.choice(SCORES) if r.random() < 0.75 else number(r, r.choice((1, 2, 3)))
     normalize = "softmax" if "extra" in score else r.choice((*["softmax"] * 8, "sigmoid", "none"))
     sink = r.choice(("", "", "", "", "sinks[h]", "1.5")) if normalize == "softmax" else ""
     expressions = f"{mask} {score} {sink}"
-    lines = [f"dtype {dtype}", f"head_dim {r.choice(HEAD_DIMS)}" + (f", v {r.choice(HEAD_DIMS)}" if r.random() < 0.15 else "")]
-    kv_heads, group = r.choice((1, 2)), r.choice((1, 1, 2, 4))
+    sizes = SMALL_HEADS if of_ranges else HEAD_DIMS
+    lines = [f"dtype {dtype}", f"head_dim {r.choice(sizes)}" + (f", v {r.choice(sizes)}" if r.random() < 0.15 else "")]
+    kv_heads, group = r.choice((1, 1, 1, 2) if of_ranges else (1, 2)), r.choice((1, 1, 1, 2) if of_ranges else (1, 1, 2, 4))
     if r.random() < 0.5:
         lines.append(f"heads {group * kv_heads} over {kv_heads}")
     lines += [f"input {n}: {t.format(dtype=dtype)}" for n, t in INPUTS.items() if re.search(rf"\b{n}\b", expressions)]
-    values = {"w": r.choice((0, 1, 3, 16, 63, 64, 65, 100, -5)), "n": r.choice((1, 2, 3, 4, 5, 16, 64, 100)), "temp": 0.7}
-    params = {n: v for n, v in values.items() if re.search(rf"\b{n}\b", expressions)}
+    params = {n: r.choice(values) for n, values in PARAMS.items() if re.search(rf"\b{n}\b", expressions)}
     lines += [f"param {n}: {'float' if isinstance(v, float) else 'int'}" for n, v in params.items()]
     lines += [f"{what} {e}" for what, e in (("mask", mask), ("score", score), ("sink", sink)) if e not in ("", "s")]
     if normalize != "softmax":
@@ -208,16 +293,13 @@ def draw(r: random.Random, kernel: str | None = None) -> Case:
         lines.append("output lse")
     if r.random() < 0.15 and (dtype == "fp32" or "softcap" in score):
         lines.append("precision high")
-    q_len = r.choice(LENGTHS)
-    kv_len = r.choice((q_len, q_len, q_len, 1, 33, 64, 130, 190, 257, 300))
-    if re.search(r"\b(doc|same_document|key_ok)\b", f"{mask} {score}"):  # read at rows and keys alike
-        kv_len = max(kv_len, q_len)
-    shape = Shape(r.choice((1, 2)), group * kv_heads, kv_heads, q_len, kv_len)
     if schedule in TILES and r.random() < 0.4:
         lines.append(f"kernel {schedule} {{ tile {r.choice(TILES[schedule])} }}")
+    if r.random() < 0.15:
+        lines.append(f"dropout {r.choice((0.002, 0.1, 0.5, 0.9))}")
     text = "attention random {\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
     size_of_v = r.choice(SIZES_OF_V) if normalize == "softmax" and dtype != "fp16" and r.random() < 0.1 else 1.0
-    captured = [n for n in (*INPUTS, *values) if re.search(rf"^ +(input|param) {n}:", text, re.MULTILINE)]
+    captured = [n for n in (*INPUTS, *PARAMS) if re.search(rf"^ +(input|param) {n}:", text, re.MULTILINE)]
     words = tuple((n, r.choice(WORDS)) for n in captured if r.random() < 0.1) if r.random() < 0.5 else ()
     words = words if len({w for _, w in words}) == len(words) else ()
     # a Python function can neither read tensors of the text nor call functions of the prelude
@@ -227,15 +309,14 @@ def draw(r: random.Random, kernel: str | None = None) -> Case:
     python_mask = python_text(mask) if plain and r.random() < 0.5 else ""
     if python_mask:
         words = ()
-    if r.random() < 0.15:
-        text = text.removesuffix("}\n") + f"    dropout {r.choice((0.002, 0.1, 0.5, 0.9))}\n}}\n"
-    one = Case(
-        text, schedule, arch, shape, params, r.random() < 0.2, r.choice((1.0, 1.0, 1.0, 4.0, 25.0, 0.0)), size_of_v,
-        r.random() < 0.3, words, python_mask=python_mask,
+    storage = r.choice(STORAGES)
+    paged = storage in ("paged", "packed_paged")
+    heads_only = Call(Shape(1, group * kv_heads, kv_heads, 1, 1), (1,), (1,), params)
+    return Case(
+        text, schedule, arch, (heads_only,), r.random() < 0.2, r.choice((1.0, 1.0, 1.0, 4.0, 25.0, 0.0)), size_of_v,
+        r.random() < 0.3, words, python_mask, storage,
+        r.choice(PAGE_SIZES.get(schedule, OTHER_PAGE_SIZES)) if paged else None,
     )  # fmt: skip
-    spare_keys = r.choice((1, 60, 200)) if schedule != "wgmma" and r.random() < 0.15 else 0
-    one = replace(one, spare_keys=spare_keys)
-    return replace(one, text=rotated(r, one)) if r.random() < 0.12 else one
 
 
 def rotated(r: random.Random, one: Case) -> str:
@@ -245,9 +326,10 @@ def rotated(r: random.Random, one: Case) -> str:
     if not dims:
         return one.text
     dim, dtype = r.choice(dims), r.choice(("fp32", "fp32", "bf16", "fp16"))
-    table = f"{dtype}[{max(one.shape.q_len, one.shape.kv_len + one.spare_keys) + 7}, {dim // 2}]"
-    usual = [""] if one.shape.q_len <= one.shape.kv_len else []
-    at = r.choice((*usual, *usual, " at q, k", " at q + 7, k // 2", f" at {one.shape.q_len} - q, 3"))
+    longest = max(max(call.shape.q_len, call.shape.kv_len) for call in one.calls)
+    table = f"{dtype}[{longest + 7}, {dim // 2}]"
+    usual = [""] if all(n <= m for call in one.calls for n, m in call.lengths) else []
+    at = r.choice((*usual, *usual, " at q, k", " at q + 7, k // 2", f" at {longest} - q, 3"))
     lines = [f"input {name}: {table}" for name in TABLES]
     lines.append(f"rotary {dim} {r.choice(('halves', 'interleaved'))} by {', '.join(TABLES)}{at}")
     return one.text.removesuffix("}\n") + "".join(f"    {line}\n" for line in lines) + "}\n"
@@ -273,10 +355,10 @@ def extreme(one: Case, name: str, array: Array, spec: AttentionSpec, seed: int) 
     return round_to_storage(np.where(forbidden, low, 0.0).astype(np.float32), spec.dtype)
 
 
-def drawn_problem(one: Case, seed: int) -> Sample:
-    """The problem of `one`, without its layout."""
+def drawn_problem(one: Case, seed: int, call: Call | None = None) -> Sample:
+    """A problem of `one`, by default the first, with all rows and keys, without its layout."""
     spec = one.spec()
-    problem = sample(spec, one.shape, seed)
+    problem = sample(spec, (call or one.calls[0]).shape, seed)
     q, v = (from_storage(x) * np.float32(size) for x, size in ((problem.q, one.magnitude), (problem.v, one.size_of_v)))
     problem = replace(problem, q=round_to_storage(q, spec.dtype), v=round_to_storage(v, spec.dtype))
     names = {word: name for name, word in one.words}

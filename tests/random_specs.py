@@ -3,7 +3,8 @@ same where numbers that the mask hides are NaN or infinite.
 
     python -m tests.random_specs [--seed 0] [--minutes 10] [--kernel hopper] [--gradients]
 
-searches longer than the tests do, and prints each spec that fails with its seed, which reproduces it.
+searches longer than the tests do, and prints each spec that fails with its seed, which reproduces it, and in the end how many
+specs it drew of each direction, schedule and storage.
 """
 
 from __future__ import annotations
@@ -12,35 +13,41 @@ import argparse
 import re
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import attngen
+from attngen.api import CompiledAttention
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.protocol import Device
-from attngen.reference.compare import Comparison, compare, truth
+from attngen.reference.compare import Comparison, Truth, compare, truth
+from attngen.reference.numpy_oracle import Reference
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dropout import bytes_of_pairs
-from attngen.spec.dtypes import FP32, DType, from_storage, round_to_storage
-from tests.harness import call
-from tests.random_draws import SCHEDULES, TABLES, Array, Case, case, drawn_problem, python_text
-from tests.random_gradients import gradient_case, gradient_failure
+from attngen.spec.dtypes import FP32, from_storage, round_to_storage
+from tests.harness import call, call_stored
+from tests.random_draws import CALLS, SCHEDULES, TABLES, Array, Case, case, drawn_problem, python_text
+from tests.random_gradients import GradientCase, gradient_case, gradient_failure
+from tests.random_lengths import Call
+from tests.random_problems import arrays_of, of_lengths, of_sequences
 from tests.special_numbers import special_numbers
 
 MULTIPROCESSORS = (2, 16, 132)  # with many, decode splits keys over blocks; with few, a persistent kernel has several tiles
 
 
-def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array]:
+def meant(one: Case, spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float]) -> tuple[Array, Array]:
     """O and lse in float64, evaluated from the text by numpy: `and`, `or`, `not` as & | ^, prelude functions as Python's."""
     batch, q_heads, q_len, _ = problem.q.shape
     kv_heads, kv_len = problem.k.shape[1:3]
     b, h, q, k = np.ogrid[:batch, :q_heads, :q_len, :kv_len]
     names: dict[str, Any] = {n: from_storage(a) for n, a in problem.inputs.items()}
     names = {n: x.astype(np.float64) if x.dtype == np.float32 else x for n, x in names.items()}
-    names |= {n: np.asarray(x)[()] for n, x in (one.params | {"q_len": q_len, "kv_len": kv_len}).items()}
+    names |= {n: np.asarray(x)[()] for n, x in {**params, "q_len": q_len, "kv_len": kv_len}.items()}
     names |= {
         "b": b, "h": h, "q": q, "k": k, "inf": np.inf, "abs": np.abs, "min": np.fmin,
         "max": np.fmax, "where": np.where, "exp": np.exp, "sin": np.sin, "tanh": np.tanh,
@@ -85,7 +92,7 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array
             return (np.where(allowed, 1 / (1 + np.exp(-scores)), 0.0) * kept) @ wide_v, np.empty(0)
         if spec.normalize == "none":
             return (np.where(allowed, scores, 0.0) * kept) @ wide_v, np.empty(0)
-        sink = np.broadcast_to(np.asarray(read("sink", "-inf"), np.float64), s.shape)[..., :1]
+        sink = np.broadcast_to(np.asarray(read("sink", "-inf"), np.float64), (*s.shape[:3], 1))
         largest = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)
         finite = np.where(np.isfinite(largest), largest, 0.0)
         weights = np.exp(scores - finite)
@@ -106,59 +113,69 @@ def turned(rows: Array, problem: Sample, dim: int, pairs: str, at: Array, spec: 
 
 def failure(one: Case, seed: int = 0, device: Device | None = None) -> str:
     """What is wrong with `one` on `device`, by default the emulated one; "" if nothing is. Raises the exceptions of attngen."""
-    spec, problem = one.spec(), drawn_problem(one, seed)
+    if device is None:
+        device = EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5, multiprocessors=MULTIPROCESSORS[seed % 3])
+    kernel: CompiledAttention = attngen.compile(one.spec(), kernel=one.schedule, device=device)
+    for call_of in one.calls:
+        try:
+            wrong = _failure(one, call_of, kernel, seed)
+        except Exception as error:
+            error.add_note(str(call_of))
+            raise
+        if wrong:
+            return f"{wrong}\n{call_of}"
+    return ""
+
+
+def _failure(one: Case, call_of: Call, kernel: CompiledAttention, seed: int) -> str:
+    """What is wrong with one of its problems."""
+    spec, problem, params = kernel.spec, drawn_problem(one, seed, call_of), one.given(call_of)
+    expected: dict[tuple[int, int], Truth] = {}  # of the whole batch, by the lengths of its sequences
+    for lengths in dict.fromkeys(call_of.lengths):
+        part = of_lengths(spec, problem, *lengths)
+        expected[lengths] = found = truth(spec, part, params)
+        if wrong := misread(one, call_of, spec, part, found):
+            return wrong
+    is_finite = all(np.isfinite(one.reference.output).all() for one in expected.values())
+    if spec.dtype is FP32 and one.schedule == "fused" and not is_finite:
+        return ""  # infinite weights, of `normalize none`: NaN on tensor cores, see docs/limits.md
+    output, lse = call_stored(kernel, arrays_of(one, call_of, spec, problem, seed), **params)
+    outputs, sums = of_sequences(spec, call_of, output, lse)
+    for b, lengths in enumerate(call_of.lengths):
+        comparison = compare(outputs[b], sums[b], of_batch(expected[lengths], b))
+        if not is_right(comparison):
+            return f"sequence {b}: {comparison}"
+    if spec.mask is not None and one.storage == "dense" and is_finite and problem.q.size:
+        (whole,) = expected.values()
+        special = special_numbers(spec, problem, problem.q, params, seed)
+        output, lse = call(kernel, special.problem, **params)
+        output = special.left_out({"O": output}, {"O": whole.reference.output}, spec)["O"]
+        comparison = compare(output, None if lse is None else np.where(special.rows, whole.reference.lse, lse), whole)
+        return "" if is_right(comparison) else f"beside numbers that are not finite: {comparison}"
+    return ""
+
+
+def of_batch(whole: Truth, b: int) -> Truth:
+    """What is expected of one batch."""
+    exact = whole.reference
+    return replace(whole, reference=Reference(exact.output[b : b + 1], None if exact.lse is None else exact.lse[b : b + 1]))
+
+
+def misread(one: Case, call_of: Call, spec: AttentionSpec, problem: Sample, expected: Truth) -> str:
+    """Whether the oracle's result is not what the text says."""
     names = {word: name for name, word in one.words}
-    params = {} if one.python_mask else one.by_word(one.params)
-    expected = truth(spec, problem, params)
-    output, lse = meant(one, spec, replace(problem, inputs={names.get(w, w): x for w, x in problem.inputs.items()}))
-    for name, ours, theirs in (("O", expected.reference.output, output), ("lse", expected.reference.lse, lse)):
+    by_name = replace(problem, inputs={names.get(w, w): x for w, x in problem.inputs.items()})
+    exact = expected.reference
+    for name, ours, theirs in zip(
+        ("O", "lse"), (exact.output, exact.lse), meant(one, spec, by_name, call_of.params), strict=True
+    ):
         if (
             ours is not None
             and ours.size == theirs.size
             and not np.allclose(ours, theirs, rtol=1e-9, atol=1e-9 * max(1.0, one.size_of_v), equal_nan=True)
         ):
             return f"the oracle's {name} is not what the text says"
-    if spec.dtype is FP32 and one.schedule == "fused" and not np.isfinite(expected.reference.output).all():
-        return ""  # infinite weights, of `normalize none`: NaN on tensor cores, see docs/limits.md
-    if one.rows_apart:
-        q, k, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (problem.q, problem.k, problem.v))
-        problem = Sample(q, k, v, problem.inputs)
-    if one.spare_keys:
-        spec, problem = padded(spec, problem, one.spare_keys)
-    if device is None:
-        device = EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5, multiprocessors=MULTIPROCESSORS[seed % 3])
-    compiled = attngen.compile(spec, kernel=one.schedule, device=device)
-    result = call(compiled, problem, **params)
-    found = compare(*result, expected)
-    if is_right(found) and spec.mask is not None and not one.spare_keys and np.isfinite(expected.reference.output).all():
-        special = special_numbers(spec, problem, problem.q, params, seed)
-        output, lse = call(compiled, special.problem, **params)
-        output = special.left_out({"O": output}, {"O": expected.reference.output}, spec)["O"]
-        found = compare(output, None if lse is None else np.where(special.rows, expected.reference.lse, lse), expected)
-    return "" if is_right(found) else str(found)
-
-
-def padded(spec: AttentionSpec, problem: Sample, spare: int) -> tuple[AttentionSpec, Sample]:
-    """The same in padded storage: `spare` more keys, and what captured tensors have for them, are NaN, or 0 as an integer."""
-    keys = problem.k.shape[2]
-
-    def longer(array: Array, axis: int, dtype: DType) -> Array:
-        shape = [spare if i == axis else n for i, n in enumerate(array.shape)]
-        rest = (
-            round_to_storage(np.full(shape, np.nan, np.float32), dtype)
-            if dtype.kind == "float"
-            else np.zeros(shape, array.dtype)
-        )
-        return np.concatenate([array, rest], axis)
-
-    k, v = (longer(array, 2, spec.dtype) for array in (problem.k, problem.v))
-    inputs = dict(problem.inputs)
-    for declared in spec.inputs:
-        for axis, dim in enumerate(declared.dims):
-            if dim == "kv_len" and inputs[declared.name].shape[axis] == keys:
-                inputs[declared.name] = longer(inputs[declared.name], axis, declared.dtype)
-    inputs["seqused"] = np.full(problem.q.shape[0], keys, np.int32)
-    return replace(spec, kernel=replace(spec.kernel, storage="padded")), Sample(problem.q, k, v, inputs)
+    return ""
 
 
 def is_right(found: Comparison) -> bool:
@@ -177,27 +194,37 @@ def main() -> None:
     if options.gpu and not options.gradients:
         parser.error("--gpu searches gradients alone; tests/gpu/test_random_specs_on_gpu.py has results")
     end = time.monotonic() + 60 * options.minutes
-    seed, compared, failed, count = options.seed, 0, 0, "0 specs"
+    seed, failed, counts = options.seed, 0, Counter[str]()
     while time.monotonic() < end:
         one: Any = None
         try:
             one = gradient_case(seed, options.kernel, options.gpu) if options.gradients else case(seed, options.kernel)
             wrong = failure(one, seed) if isinstance(one, Case) else gradient_failure(one, seed) if one is not None else ""
         except Exception as error:
-            wrong = f"{type(error).__name__}: {error}"
+            wrong = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         if wrong:
             failed += 1
             print(f"\nseed {seed}: {wrong}\n{one}\n{getattr(one, 'case', one).text if one else ''}", flush=True)
         seed += 1
         if one is None and not wrong:  # its gradients are none of this schedule
             continue
-        compared += 1
-        count = f"{compared} specs, {failed} failed"
+        counts[what(one)] += 1
+        count = f"{counts.total()} specs, {failed} failed"
         if sys.stdout.isatty():
             print(f"\r{count}", end="", flush=True)
-        elif compared % 100 == 0:
+        elif counts.total() % 100 == 0:
             print(count, flush=True)
-    print("" if sys.stdout.isatty() else count)
+    print("\n" * sys.stdout.isatty() + "\n".join(f"{n:6} {kind}" for kind, n in sorted(counts.items())))
+    print(f"{counts.total()} specs with {CALLS} problems each, {failed} failed; the next seed is {seed}")
+    sys.exit(1 if failed else 0)
+
+
+def what(one: Case | GradientCase | None) -> str:
+    """Direction, schedule, architecture and storage."""
+    if one is None:
+        return "not drawn"
+    direction, storage = ("forward", one.storage) if isinstance(one, Case) else ("backward", one.case.storage)
+    return f"{direction:8} {one.schedule:6} {one.arch:6} {storage}"
 
 
 if __name__ == "__main__":

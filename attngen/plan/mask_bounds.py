@@ -129,12 +129,14 @@ def _of_mask(spec: AttentionSpec, axis: Axis, tile: Tile | None) -> MaskBounds:
     forms = ClosedForms(axis, intervals)
 
     def inside(indices: IndexRange) -> IndexRange:
-        """`indices` without those before the first and past the last; ends that might not fit an int are kept within both."""
+        """`indices` without those before the first and past the last: 0 <= begin and 0 <= end <= length, so that the number of
+        a tile fits an int and no tile has a negative one, even if there is none. `begin` may be past `end`, and past the length
+        if it fits an int."""
         begin, end = indices.begin, minimum(axis.length, indices.end)
         low, high = intervals.range(begin)
         begin = maximum(ZERO, begin) if low < 0 else begin
         begin = minimum(begin, axis.length) if high > MAX_LENGTH else begin
-        return IndexRange(begin, maximum(end, ZERO) if intervals.range(end)[0] < -MAX_LENGTH else end)
+        return IndexRange(begin, maximum(end, ZERO) if intervals.range(end)[0] < 0 else end)
 
     must, may = intervals.of_mask(mask)
     hull, full = forms.solve(mask)

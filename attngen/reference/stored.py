@@ -39,7 +39,7 @@ def stored(
     rows, keys = rows or [q_len] * batch, keys or [kv_len] * batch
     arrays: dict[str, Any] = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
     if kernel.is_packed:
-        arrays |= {"q": _packed(problem.q, rows), "cu_seqlens_q": begins_of(rows), "max_q_len": q_len}
+        arrays |= {"q": packed(problem.q, rows), "cu_seqlens_q": begins_of(rows), "max_q_len": q_len}
     if kernel.is_paged:
         page = kernel.page_size or page_size
         table = _page_table(keys, -(-kv_len // page), page, np.random.default_rng(seed))
@@ -49,8 +49,8 @@ def stored(
         padded = {name: _padded(spec, arrays[name], keys) for name in ("k", "v")}
         arrays |= {**padded, "seqused": np.array(keys, np.int32)}
     elif kernel.is_packed:
-        packed = {name: _packed(arrays[name], keys) for name in ("k", "v")}
-        arrays |= {**packed, "cu_seqlens_k": begins_of(keys), "max_kv_len": kv_len}
+        arrays |= {name: packed(arrays[name], keys) for name in ("k", "v")}
+        arrays |= {"cu_seqlens_k": begins_of(keys), "max_kv_len": kv_len}
     return arrays
 
 
@@ -91,7 +91,7 @@ def unpacked(array: Array, rows: Sequence[int], axis: int) -> list[Array]:
     return np.split(array, np.cumsum(rows)[:-1], axis)
 
 
-def _packed(array: Array, lengths: Sequence[int]) -> Array:
+def packed(array: Array, lengths: Sequence[int]) -> Array:
     """[batch, heads, length, size] -> [total, heads, size]."""
     return np.concatenate([one[:, :length].swapaxes(0, 1) for one, length in zip(array, lengths, strict=True)])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from attngen.language import load_text
@@ -11,8 +13,9 @@ from attngen.reference.numpy_oracle import numpy_attention
 from attngen.reference.problems import Draw, Shape, sample
 from attngen.spec.dtypes import FP32, unit_roundoff
 from tests import tiers
-from tests.random_draws import case
-from tests.random_gradients import gradient_case, gradient_failure
+from tests.random_draws import Case, case
+from tests.random_gradients import GradientCase, gradient_case, gradient_failure
+from tests.random_lengths import Call
 from tests.random_specs import failure
 
 
@@ -63,11 +66,36 @@ def test_draws_that_share_random_numbers_have_the_errors_of_their_seeds() -> Non
     assert len(known) == 4 + 3 * 4 * 4  # scores of each head; numbers for each four seeds, head, and kind of error
 
 
-# Once wrong: a pair's term that was not written (sm_75); NaN of a row at keys that it does not see (naive, tiled).
-ONCE_WRONG = (997100193, 997100156, 997100201)
+def once_wrong(lines: str, call: Call, schedule: str, arch: str, wanted: tuple[str, ...], **how: Any) -> GradientCase:
+    one = Case(f"attention random {{\n{lines}\n}}\n", schedule, arch, (call,), False, how.pop("magnitude", 1.0), **how)
+    return GradientCase(one, one.spec(), schedule, arch, wanted, deterministic=schedule == "fused", on_gpu=False)
 
 
-@pytest.mark.parametrize("seed", tiers.cases([*ONCE_WRONG, *range(36)], quick=[*ONCE_WRONG, *range(3)]))
+ONCE_WRONG = {
+    "a term of a pair that was not written": once_wrong(
+        "dtype fp16 head_dim 64 heads 4 over 1 input extra: fp16[batch, heads, q_len, kv_len] score s + extra[b, h, q, k]",
+        Call(Shape(1, 4, 1, 1, 1), (1,), (1,), {}), "fused", "sm_75", ("q", "extra"), magnitude=4.0,
+    ),
+    "NaN of a row at keys that it does not see, naive": once_wrong(
+        "dtype bf16 head_dim 40, v 112 heads 2 over 2 param temp: float mask (k % 7 != 2)\n    score s * temp\n    sink 1.5",
+        Call(Shape(1, 2, 2, 17, 64), (17,), (64,), {"temp": 0.7}), "naive", "sm_90a", ("k", "temp"),
+    ),
+    "NaN of a row at keys that it does not see, tiled": once_wrong(
+        "dtype fp16 head_dim 128 input extra: fp16[batch, heads, q_len, kv_len] input cosines: fp32[197, 32]\n"
+        "input sines: fp32[197, 32] mask (q // 16 == k // 16) score s + extra[b, h, q, k] sink 1.5\n"
+        "    rotary 64 halves by cosines, sines",
+        Call(Shape(1, 4, 2, 47, 69), (47,), (69,), {}), "tiled", "sm_75", ("k", "v", "extra"), extreme_sinks=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ONCE_WRONG)
+def test_gradients_that_were_wrong_once(what: str) -> None:
+    for seed in range(3):
+        assert not gradient_failure(ONCE_WRONG[what], seed)
+
+
+@pytest.mark.parametrize("seed", tiers.cases(range(36), quick=range(3)))
 def test_a_random_gradient(seed: int) -> None:
     one = gradient_case(seed)
     assert one is None or not gradient_failure(one, seed), one

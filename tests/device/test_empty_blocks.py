@@ -1,0 +1,73 @@
+"""Blocks of rows or of keys without a tile: they read nothing, and their results are zeros."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import attngen
+from attngen.reference.problems import Shape, sample
+from attngen.reference.stored import stored
+from attngen.spec.attention import Storage
+from tests import tiers
+from tests.harness import call_stored, compiled, run, wrong_gradients
+
+# What is left of a union is classified tile by tile; the other range ends before the first key, or begins after the last
+MASKS = (
+    "(k > 900 or k < 5) and q + k <= 100",
+    "(q >= k or k < 5) and q + k <= 100",
+    "(k < 5 or k > 350) and k <= q - 500",
+    "(k < 5 or k > 350) and k >= q + 500",
+    "q + k <= 100",
+    "k <= q - 500",
+    "k >= q + 900",
+    "(k < 5 or q > 3) and k <= q + kv_len - q_len and q < w",
+)
+KERNELS = [
+    ("fused", "sm_80"), ("hopper", "sm_90a"), ("wgmma", "sm_90a"), ("decode", "sm_90a"), ("decode", "sm_80"), ("fused", "sm_75"),
+    ("tiled", "sm_80"), ("naive", "sm_80"),
+]  # fmt: skip
+SHAPES = (Shape(1, 1, 1, 600, 400), Shape(1, 2, 1, 330, 70))
+
+
+def spec_of(mask: str, head_dim: int = 64) -> Any:
+    return attngen.define(dtype="fp16", head_dim=head_dim, mask=mask, params={"w": "int"} if "w" in mask.split() else {})
+
+
+def params_of(mask: str, value: int = 300) -> dict[str, Any]:
+    return {"w": value} if "w" in mask.split() else {}
+
+
+@pytest.mark.parametrize("mask", tiers.cases(MASKS, quick=MASKS[:3]))
+@pytest.mark.parametrize(("schedule", "arch"), tiers.cases(KERNELS, quick=KERNELS[:1]))
+def test_forward(schedule: str, arch: str, mask: str) -> None:
+    spec = spec_of(mask)
+    for shape in SHAPES:
+        for value in (300, -(2**30), 2**30) if "w" in mask.split() else (0,):
+            assert run(spec, schedule, shape, arch=arch, **params_of(mask, value)).passed, (shape, value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kernel", [k for k in KERNELS if k[0] not in ("wgmma", "decode")], ids="@".join)
+def test_backward(kernel: tuple[str, str], mask: str) -> None:
+    """Of heads of 16 elements on the schedules that the emulated device runs slowly."""
+    slow = kernel[0] in ("naive", "tiled") or kernel[1] == "sm_75"
+    attention = compiled(spec_of(mask, 16 if slow else 64), kernel[0], kernel[1])
+    for shape in SHAPES:
+        assert wrong_gradients(attention, shape, **params_of(mask)) == [], shape
+
+
+@pytest.mark.parametrize("storage", tiers.cases(["packed", "padded", "paged", "packed_paged"], quick=["packed"]))
+@pytest.mark.parametrize("mask", tiers.cases(MASKS[:4], quick=MASKS[:1]))
+def test_sequences_beside_others(mask: str, storage: Storage) -> None:
+    """What lies before the keys of a sequence are those of another: a read there is none outside of K."""
+    spec = replace(spec_of(mask), lse=True)
+    spec = replace(spec, kernel=replace(spec.kernel, storage=storage))
+    problem = sample(spec, Shape(3, 1, 1, 600, 400))
+    rows, keys = ((600, 0, 600) if spec.kernel.is_packed else (600,) * 3), (400, 390, 0)
+    output, lse = call_stored(compiled(spec, "fused"), stored(spec, problem, rows, keys))
+    last = output[-1] if spec.kernel.is_packed else output[2]
+    assert not last.any()  # of the sequence without keys
