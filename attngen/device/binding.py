@@ -233,4 +233,4 @@ def _map_of_sequences(array: ArrayView, row: int, head: int, rows: int) -> Mappe
 def _memory(tensor: Tensor, array: ArrayView) -> Memory:
     """The smallest range that holds every element."""
     low, high = byte_range(array)
-    return Memory(tensor.name, array.pointer + low, high - low, tensor.is_written, tensor.role == "counter")
+    return Memory(tensor.name, array.pointer + low, high - low, tensor.is_written, tensor.role == "counter", array)

@@ -10,6 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from attngen.device.arrays import ArrayView
 from attngen.device.tensor_map import MappedTensor
 from attngen.emit.program import KernelEntry, Program
 
@@ -47,7 +48,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A range of memory that the launches may access; the emulated device's checked mode reports accesses outside.
+    """The memory of a tensor that the launches may access: the smallest range with all elements of `array`, or a whole range
+    without one. The emulated device's checked mode reports accesses to anything else.
 
     A counter is set to 0 before the first launch.
     """
@@ -57,6 +59,7 @@ class Memory:
     bytes: int
     writable: bool
     counter: bool = False
+    array: ArrayView | None = None
 
 
 class Kernel(Protocol):

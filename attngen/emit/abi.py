@@ -22,6 +22,7 @@ LETTERS = {
     **dict.fromkeys(("head_dim", "head_dim_v"), "d"),
 }  # of the axes with these names
 BEGINNINGS = {"page_table": (free("batch"), free("max_pages")), "seqused": (free("batch"),)}  # axes; of others batch + 1
+TOTALS = {"cu_seqlens_q": "total_q", "cu_seqlens_k": "total_k"}  # the sizes of the rows and keys of all sequences
 ROW_ALIGNMENT = 16  # bytes: one copy of the kernels on tensor cores
 
 
@@ -293,9 +294,12 @@ def strides(tensor: Tensor, axes: str = STRIDE_LETTERS) -> list[Parameter]:
 
 def sizes(spec: AttentionSpec, *wanted: str) -> list[Parameter]:
     """Sizes as parameters; those that the spec fixes are constants of the file instead. Lengths are at least those of the
-    longest sequence; unless storage is dense, those of each are read from memory."""
+    longest sequence; unless storage is dense, those of each are read from memory, and if rows are packed, so is where each
+    begins: no sequence has rows past the last one of all."""
     begins = {"q_len": "cu_seqlens_q", "kv_len": "seqused" if spec.kernel.is_counted else "cu_seqlens_k"}
-    return [data(begins[n], "int") for n in wanted if whole_size(spec, n) != n] + whole_sizes(spec, *wanted)
+    read = [begins[n] for n in wanted if whole_size(spec, n) != n]
+    totals = [TOTALS[name] for name in read if name in TOTALS and TOTALS[name] not in wanted]
+    return [data(name, "int") for name in read] + whole_sizes(spec, *wanted, *totals)
 
 
 def whole_sizes(spec: AttentionSpec, *wanted: str) -> list[Parameter]:

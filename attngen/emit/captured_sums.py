@@ -230,7 +230,7 @@ class CapturedSums(File):
             sizes: tuple[Extent, ...] = workspace.shape[:-1]
             of_sizes = abi.extents(terms.tensor)
         else:
-            of_sizes = [p for p in abi.sizes(self.spec, "batch", "q_heads", "q_len", "kv_len") if p.binding == "size"]
+            of_sizes = abi.whole_sizes(self.spec, "batch", "q_heads", "q_len", "kv_len")
             sizes = workspace.shape
         parameters = [abi.data(terms.name, ctype, writable=True), *of_sizes]
         names = tuple(p.name for p in of_sizes) if terms.place == "words" else tuple(self.lengths[i] for i in terms.indices)

@@ -165,7 +165,7 @@ def _stored(
             if rows.dim() != 3:
                 raise ArgumentError(f"`{name}` is {list(rows.shape)}; expected [total, heads, size]")
         places = torch.arange(max_k, dtype=cu_k.dtype, device=cu_k.device) + cu_k[:-1, None]
-        k, v, table = k.unsqueeze(1), v.unsqueeze(1), places.clamp(max=max(k.shape[0] - 1, 0))
+        k, v, table = k.unsqueeze(1), v.unsqueeze(1), places.clamp(0, max(k.shape[0] - 1, 0))
     elif used is None:
         if cu_k is None:
             raise ArgumentError("with `block_table`, pass the lengths of the keys as `seqused_k`, or their beginnings")

@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from attngen.device.arrays import CPU, ArrayView
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.device import EmulatedKernel
-from attngen.device.emulated.tensor_map import encode
 from attngen.device.emulated.tracing import Watch
+from attngen.device.overlap import byte_range
 from attngen.device.protocol import Launch, Memory
-from attngen.device.tensor_map import TensorMap
+from attngen.device.tensor_map import MappedTensor, TensorMap
 from attngen.emit.emitter import environment
 from attngen.emit.program import KernelEntry, Parameter, Product, Program
 from attngen.emit.templates import template_directory
 from attngen.emit.wgmma import Wgmma
+from attngen.spec.dtypes import BOOL, FP16, FP32, INT64
 
 SHARED = "extern __shared__ __align__(1024) unsigned char smem[];"
 CTYPES = {"float32": "float", "uint32": "unsigned", "uint16": "unsigned short", "int32": "int"}
@@ -75,14 +77,25 @@ extern "C" __global__ void __launch_bounds__({threads}, 1) kernel({parameters}) 
     return Program("test", text, "sm_90a", (entry,), ())
 
 
+OF_BYTES = {dtype.bytes: dtype for dtype in (BOOL, FP16, FP32, INT64)}
+
+
+def memory_of(name: str, array: np.ndarray[Any, Any], written: bool) -> Memory:
+    """What a kernel may access of an array: its elements, in any strides."""
+    strides = tuple(step // array.itemsize for step in array.strides)
+    found = ArrayView(name, array.ctypes.data, array.shape, strides, OF_BYTES[array.itemsize], CPU, array)
+    low, high = byte_range(found)
+    return Memory(name, found.pointer + low, high - low, written, array=found)
+
+
 def launch(
     source: Program, given: Arguments, *, seed: int = 0, checked: bool = True, watch: Watch | None = None
 ) -> EmulatedKernel:
     kernel = EmulatedDevice(checked=checked, seed=seed, watch=watch).compile(source)
     entry = source.kernels[0]
-    values = [encode(m, given.arrays[m.tensor].ctypes.data) for m in given.maps.values()]
+    values = [MappedTensor(m, given.arrays[m.tensor].ctypes.data) for m in given.maps.values()]
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in given.arrays.values()]
-    memory = tuple(Memory(n, a.ctypes.data, a.nbytes, n in given.written) for n, a in given.arrays.items())
+    memory = tuple(memory_of(n, a, n in given.written) for n, a in given.arrays.items())
     kernel.launch((Launch(entry, (entry.grid[0]({}), 1, 1), (*values, *pointers)),), memory)
     return kernel
 

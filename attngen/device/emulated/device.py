@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from attngen.device.emulated import tracing
 from attngen.device.emulated.buffers import buffers_of, find
 from attngen.device.emulated.build import build_library, calls_of
+from attngen.device.emulated.copies import copies_of, element_at
 from attngen.device.emulated.findings import INTERRUPTED, KINDS, BufferPlace, EmulationError, Place
 from attngen.device.emulated.tensor_map import encode
 from attngen.device.emulated.tracing import Call, Traced, Watch, ints, words
@@ -67,7 +71,14 @@ class _Finding(ctypes.Structure):
 class _Range(ctypes.Structure):
     """`Range` of runtime/state.hpp."""
 
-    _fields_ = (*words("pointer bytes"), *ints("writable reserved"), *words("read written"))
+    _fields_ = (*words("pointer bytes"), *ints("writable element_bytes"), *words("elements read written"))
+
+
+def _range(one: Memory, elements: np.ndarray[Any, Any] | None) -> _Range:
+    """A tensor as the runtime sees it; `elements` as of `Copies`."""
+    if elements is None or one.array is None:
+        return _Range(one.pointer, one.bytes, int(one.writable))
+    return _Range(one.pointer, one.bytes, int(one.writable), one.array.dtype.bytes, elements.ctypes.data)
 
 
 @dataclass(slots=True)
@@ -126,18 +137,25 @@ class EmulatedKernel:
     _loaded: ctypes.CDLL | None = None
 
     def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
-        """Runs `launches` to their end. Raises EmulationError for the first finding of the checked mode."""
+        """Runs `launches` to their end. Raises EmulationError for the first finding of the checked mode; what the launches have
+        written is then lost."""
         with _lock:
-            self._launch(launches, memory)
+            if not self.device.checked:
+                return self._launch(launches, memory, [None] * len(memory))
+            copies = copies_of(memory)
+            self._launch(tuple(map(copies.moved, launches)), copies.memory, copies.elements)
+            copies.write_back()
 
-    def _launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...]) -> None:
+    def _launch(
+        self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], elements: Sequence[np.ndarray[Any, Any] | None]
+    ) -> None:
         if self._loaded is None:
             self._loaded = _load(self.library)
             # frees some megabytes of stacks and tables with the last kernel that uses the library
             weakref.finalize(self, _ctypes.dlclose, self._loaded._handle).atexit = False
         for counter in (m for m in memory if m.counter):
             ctypes.memset(counter.pointer, 0, counter.bytes)
-        ranges = (_Range * len(memory))(*(_Range(m.pointer, m.bytes, int(m.writable)) for m in memory))
+        ranges = (_Range * len(memory))(*map(_range, memory, elements))
         counts = (ctypes.c_uint64 * max(1, len(self.translated.instructions)))()
         totals = (ctypes.c_uint64 * 3)()
         buffers = [buffers_of(one.entry, memory, self.library) for one in launches] if self.device.watch is not None else []
@@ -218,7 +236,7 @@ class EmulatedKernel:
         """The buffer that contains an address, and the offset in it."""
         for tensor in memory:
             if tensor.pointer <= address < tensor.pointer + tensor.bytes:
-                return BufferPlace(tensor.name, address - tensor.pointer)
+                return BufferPlace(tensor.name, address - tensor.pointer, element_at(tensor, address - tensor.pointer))
         assert self._loaded is not None
         offset = ctypes.c_uint64()
         kind = self._loaded.emulator_shared_offset(ctypes.c_uint64(address), ctypes.byref(offset))

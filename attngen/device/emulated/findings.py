@@ -47,13 +47,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class BufferPlace:
-    """A byte of a tensor, or of a part of shared memory."""
+    """A byte of a tensor, or of a part of shared memory. `element` says which element of the tensor has it, or is before it."""
 
     buffer: str
     offset: int
+    element: str = ""
 
     def __str__(self) -> str:
-        return f"byte {self.offset} of {self.buffer}"
+        return f"byte {self.offset} of {self.buffer}{', ' if self.element else ''}{self.element}"
 
 
 class EmulationError(DeviceError):

@@ -234,6 +234,15 @@ Range* range_of(const unsigned char* address, int bytes) {
     return nullptr;
 }
 
+// An access must not touch what lies between the elements of a strided tensor.
+__attribute__((noinline, cold)) void check_elements(const Range& range, const unsigned char* address, int bytes, bool write, int line, const void* code) {
+    const uint64_t begin = (uint64_t)address - range.pointer, last = (begin + bytes - 1) / range.element_bytes;
+    for (uint64_t i = begin / range.element_bytes; i <= last; ++i)
+        if (!range.elements[i])
+            report(Kind::OUT_OF_BOUNDS, write ? "a write between the elements of a strided tensor" : "a read between the elements of a strided tensor",
+                   line, code, 0, nullptr, -1, (const unsigned char*)range.pointer + std::max(begin, i * range.element_bytes), bytes);
+}
+
 uint64_t first_thread;              // of the block that runs, counted from 1 through all blocks of the launch
 
 uint64_t global_thread() { return first_thread + current->index; }
@@ -242,6 +251,7 @@ constexpr int THREAD_BITS = 48;
 constexpr uint64_t ATOMIC = (1ull << THREAD_BITS) - 1;  // stands for the thread, where atomic updates have written
 
 void global_read(Range& range, const unsigned char* address, int bytes, int line, const void* code) {
+    if (range.elements) check_elements(range, address, bytes, false, line, code);
     range.read += bytes;
     if (!range.writable) return;
     const auto& writers = launch.writers[&range - launch.ranges];
@@ -255,6 +265,7 @@ void global_read(Range& range, const unsigned char* address, int bytes, int line
 }
 
 void global_write(Range& range, unsigned char* address, int bytes, int line, const void* code) {
+    if (range.elements) check_elements(range, address, bytes, true, line, code);
     if (!range.writable) report(Kind::READ_ONLY, "a write to a tensor that is only read", line, code, 0, nullptr, -1, address, bytes);
     range.written += bytes;
     auto& writers = launch.writers[&range - launch.ranges];
@@ -384,6 +395,7 @@ static void check_atomic(void* address, int bytes, int line, const void* code, b
     if (launch.traced)
         for (bool write : {false, true}) trace_access("atomic", write, address, bytes, range, code);
     if (cells) return shared_update(cells, own(address, bytes, line, code));
+    if (range->elements) check_elements(*range, (const unsigned char*)address, bytes, true, line, code);
     if (!range->writable) report(Kind::READ_ONLY, "an atomic update of a tensor that is only read", line, nullptr, 0, nullptr, -1, address, bytes);
     range->read += bytes, range->written += bytes;
     auto& writers = launch.writers[range - launch.ranges];

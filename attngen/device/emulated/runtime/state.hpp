@@ -143,9 +143,10 @@ void pass_on(Clock& of_address);                     // an atomic update, betwee
 
 // --- memory (memory.cpp)
 
-struct Range {                      // one Memory of the protocol; Python writes the first four fields
+struct Range {                      // one Memory of the protocol; Python writes all but the counters
     uint64_t pointer, bytes;
-    int writable, reserved;
+    int writable, element_bytes;
+    const unsigned char* elements;  // of a tensor with gaps: for each place in the range, whether it is an element. Null: all are
     uint64_t read, written;         // counters, in bytes
 };
 
