@@ -278,7 +278,7 @@ def test_explain_draws_the_tiles() -> None:
 
 def test_list_and_doctor() -> None:
     listed = json.loads(invoke("list", "--json").output)
-    assert {"prelude", "functions", "operators", "schedules", "architectures", "specs"} == set(listed)
+    assert {"prelude", "functions", "operators", "types", "schedules", "architectures", "specs", "mistakes"} == set(listed)
     assert "gpt2" in listed["specs"]
     found = json.loads(invoke("doctor", "--json").output)
     assert {"NVRTC", "GPU", "C++ compiler"} <= {f["name"] for f in found}

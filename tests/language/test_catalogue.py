@@ -10,9 +10,14 @@ import pytest
 from attngen.language import load_text
 from attngen.language.catalogue import catalogue
 from attngen.language.prelude import prelude
+from attngen.plan.plan import DoesNotFit
+from attngen.spec import mistakes
 from attngen.spec.expr import Type
+from attngen.spec.mistakes.examples import EXAMPLES
+from attngen.spec.obligations import ObligationError, check_obligations
 from attngen.spec.operator import TABLE
 from tests.conftest import ROOT
+from tests.diagnostics.goldens import mistakes_of
 from tests.harness import cli
 
 ENTRIES = [(section, entry) for section, entries in catalogue().items() for entry in entries]
@@ -74,3 +79,56 @@ def test_the_language_s_page_has_every_definition_and_what_it_gives() -> None:
         if section == "prelude":
             kind = next(word for word in ("mask", "score", "number") if word in entry.value)
             assert f"| `{entry.usage}` | {kind} |" in page
+
+
+IN_NO_LINE = {"E004", "E005", "E007", "E113", "E212", "E224"}  # mistakes of long texts
+OF_A_CALL = {"E127": {"p": 1.5}, "E227": {}, "E228": {"d": 0}}
+SIZES = {"batch": 2, "q_heads": 8, "kv_heads": 8, "q_len": 64, "kv_len": 64}
+
+
+def codes_of(statements: str, params: dict[str, float] | None = None) -> list[str]:
+    """The mistakes and warnings of an example, and of a call with `params`."""
+    head = "" if "dtype" in statements else "dtype fp16 head_dim 64"
+    is_whole = statements.startswith(("attention", "def past"))
+    found = mistakes_of(statements if is_whole else f"attention example {{ {head} {statements} }}")
+    if not found and params is not None:
+        (spec,) = load_text(f"attention example {{ {head} {statements} }}")
+        try:
+            check_obligations(spec, SIZES, params)
+        except ObligationError as error:
+            found = (error.diagnostic,)
+    return [d.code for d in found]
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_every_mistake_is_explained_by_an_example(code: str) -> None:
+    example = EXAMPLES[code]
+    assert example.why.endswith(".")
+    assert bool(example.wrong) == bool(example.right) == (code not in IN_NO_LINE)
+    if code not in IN_NO_LINE:
+        assert {*codes_of(example.wrong, OF_A_CALL.get(code))} == {code}
+        if code != "E127":  # of the call alone
+            assert codes_of(example.right, OF_A_CALL.get(code)) == []
+
+
+def test_every_code_has_an_example() -> None:
+    kinds = [k for k in (*vars(mistakes).values(), DoesNotFit) if isinstance(k, type) and "code" in vars(k)]
+    assert {kind.code for kind in kinds} == set(EXAMPLES)
+
+
+def test_list_explains_mistakes_schedules_and_types() -> None:
+    shown = invoke("E215").output
+    assert "made of a float" in " ".join(shown.split())
+    assert "t[clamp(ids[b, k], 0, 15)]" in shown
+    assert invoke("e215").output == shown
+    assert "scaled twice" in invoke("W203").output
+    fused = invoke("fused").output
+    assert all(part in fused for part in ("fused_mma", "fused_simt", "sm_80", "128 x 64", "stages", "backward"))
+    assert "sm_90a" in invoke("hopper").output
+    assert "sm_80" not in invoke("hopper").output
+    assert "hopper" in invoke("auto").output
+    assert "2 bytes" in invoke("bf16").output
+    for wrong, near in (("E251", "E22"), ("fusd", "fused"), ("hoper", "hopper"), ("fp8", "fp")):
+        result = invoke(wrong)
+        assert (result.exit_code, near in result.output) == (2, True), result.output
+    assert "attngen list E215" in invoke().output
