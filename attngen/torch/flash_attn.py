@@ -34,13 +34,20 @@ from attngen.torch.description import (
 )
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls, check_call
+from attngen.torch.flash_mods import modified
+from attngen.torch.flash_names import check_hints, check_others, one_of
 from attngen.torch.layout import check_tensors, follow_autocast, heads_first, needs_padding, padded, padded_heads, results
 from attngen.torch.stored import DENSE, Stored
 
 Tensor = Any
 EVERYTHING = (-1, -1)  # a window without ends
+Window = Sequence[int | None]
 INTS = (int, np.integer)
 NUMBERS = (*INTS, float, np.floating)
+OF_DENSE = (
+    "q_descale", "k_descale", "v_descale", "qv", "gather_kv_indices", "score_mod_bwd", "aux_tensors", "aux_scalars",
+    "block_sparse_tensors", "block_sparse_tensors_bwd",
+)  # fmt: skip
 WITHIN = {"left": "{position} - k <= left", "right": "k - ({position}) <= right"}  # a window's ends
 
 
@@ -51,28 +58,63 @@ def flash_attn_func(
     dropout_p: float = 0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int] = EVERYTHING,
+    window_size: Window = EVERYTHING,
     softcap: float = 0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
+    return_lse: bool = False,
+    sinks: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    attention_chunk: int = 0,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    num_splits: int | None = None,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
     mode: Mode = "auto",
+    **others: Any,
 ) -> Any:
-    """flash-attention's function of that name.
+    """flash-attention's function of that name: the order of arguments is version 2's, and those that only versions 3 and 4 have
+    are keywords. `attngen.torch.flash_attn_3` and `attngen.torch.flash_attn_4` have the functions in the order of these.
 
     q [batch, q_len, q_heads, size], k and v [batch, kv_len, kv_heads, size]; q_heads is a multiple of kv_heads. `causal`: a
     query sees keys up to its position; the last row stands at the last key. `window_size` (left, right): it sees at most `left`
-    keys before its position and `right` after it; a negative number is no limit. `softcap` above 0 limits the magnitude of
+    keys before its position and `right` after it; a negative number, or None, is no limit. `attention_chunk` above 0 divides
+    positions into chunks of so many, each of which sees its own keys. `softcap` above 0 limits the magnitude of
     scores; then the distance times `alibi_slopes` (fp32, [q_heads] or [batch, q_heads]) is subtracted. `dropout_p` is the share
     of weights that are dropped; torch's generator selects them. Gradients have the same bits in every run if `deterministic`,
     or after torch.use_deterministic_algorithms(True). `mode` is that of `attngen.torch.attention`.
 
-    Returns O [batch, q_len, q_heads, size], or with `return_attn_probs` (O, lse [batch, q_heads, q_len], empty tensor): no
-    kernel returns probabilities. A row without keys has O = 0 and lse = -inf. Raises ArgumentError.
+    `sinks`, or `learnable_sink`, [q_heads] are one more logit of each head's rows, without a value. `score_mod` (score, batch,
+    head, q_idx, kv_idx) and `mask_mod` (batch, head, q_idx, kv_idx) are functions as flex_attention's: the indices count rows
+    and keys from 0, and `mask_mod` says all that is masked. `num_splits`, `pack_gqa`, `sm_margin` and `scheduler_metadata` are
+    hints without effect: attngen plans them. Arguments of versions 3 and 4 that are not supported are refused, if they are
+    not None.
+
+    Returns O [batch, q_len, q_heads, size], with `return_lse` (O, lse [batch, q_heads, q_len]), or with `return_attn_probs`
+    (O, lse, empty tensor): no kernel returns probabilities. A row without keys has O = 0 and lse = -inf. Raises ArgumentError.
     """
-    others = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return attend(q, k, v, DENSE, *others, mode=mode)
+    check_others("flash_attn_func", others, OF_DENSE)
+    check_hints(num_splits, pack_gqa, sm_margin)
+    sink = one_of(sinks=sinks, learnable_sink=learnable_sink)
+    if score_mod is not None or mask_mod is not None:
+        if alibi_slopes is not None or deterministic:
+            name = "deterministic" if alibi_slopes is None else "alibi_slopes"
+            cure = "say it in `score_mod`" if name == "alibi_slopes" else "call torch.use_deterministic_algorithms(True)"
+            raise ArgumentError(f"`{name}` and `score_mod` or `mask_mod` cannot be given together; {cure}")
+        allowed = pairs(q, k, limits(window_size, causal), causal, chunk_size(attention_chunk))
+        how = (float(plain_number(softcap) or 0.0), softmax_scale, dropout_p, sink, mode)
+        found = (*modified(q, k, v, score_mod, mask_mod, allowed, *how), q.new_empty((0,)))
+    else:
+        named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk}
+        returns = return_attn_probs or return_lse
+        found = attend(q, k, v, DENSE, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                       returns, **named)  # fmt: skip
+        if not returns:
+            return found
+    return found if return_attn_probs else found[:2] if return_lse else found[0]
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *arguments: Any, **named: Any) -> Any:
@@ -96,7 +138,7 @@ def attend(
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
-    window_size: Sequence[int],
+    window_size: Window,
     softcap: float,
     alibi_slopes: Tensor | None,
     deterministic: bool,
@@ -104,13 +146,16 @@ def attend(
     *,
     mode: Mode,
     sinks: Tensor | None = None,
+    attention_chunk: int = 0,
     only_checks: bool = False,
 ) -> Any:
-    """`flash_attn_func` of tensors as `lengths` says: dense, of a cache, of one in pages, or packed, [total, heads, size].
-    `sinks` [q_heads] are one more logit of each head's rows, without a value. With `only_checks`, nothing runs: the result is
-    None, or an error."""
+    """`flash_attn_func` of tensors as `lengths` says: dense, of a cache, of one in pages, or packed, [total, heads, size]. With
+    `only_checks`, nothing runs: the result is None, or an error."""
     dropout_p = share_of(dropout_p)
     left, right = limits(window_size, causal)
+    chunk = chunk_size(attention_chunk)
+    if chunk and lengths.leftpad is not None:
+        raise ArgumentError("`attention_chunk` and `cache_leftpad` cannot be given together: chunks begin at row 0 of a cache")
     storage = lengths.storage
     packed = storage.startswith("packed")
     given, longest, cached = lengths.arguments
@@ -123,7 +168,7 @@ def attend(
         inputs.append(generator_state(q.device))
     tensors = (q, k, v, *inputs)
     others: tuple[Any, ...] = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, storage, cached)
-    others += (*numbers, sinks is not None)
+    others += (*numbers, sinks is not None, chunk)
     result = None if only_checks else calls.repeat(tensors, others)
     if result is None:
         check_tensors(q=q, k=k, v=v, **{} if sinks is None else {"sinks": sinks})
@@ -140,7 +185,7 @@ def attend(
             scale, return_attn_probs,
             queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
             index(k.shape[1]) if storage.endswith("paged") else None,
-            None if sinks is None else dtype_name(sinks.dtype, "sinks"),
+            None if sinks is None else dtype_name(sinks.dtype, "sinks"), chunk,
         )  # fmt: skip
         ints = [*numbers, *(n for n in (left, right) if n >= 0)]
         arguments = (queries, keys, values, text, inputs or None, ints, floats)
@@ -170,15 +215,46 @@ def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[Tensor
     return padded_heads(q, k, v)
 
 
-def limits(window_size: Sequence[int], causal: bool) -> tuple[int, int]:
+def limits(window_size: Window, causal: bool) -> tuple[int, int]:
     """(keys before a query's position, keys after it); -1 for all. `causal` says what is after it by itself. `window_size` has
-    two integers of any kind, those of a tensor too. Raises ArgumentError."""
+    two integers of any kind, those of a tensor too, or None for all. Raises ArgumentError."""
     try:
-        left, right = (end if isinstance(end, INTS) else index(end) for end in window_size)
+        left, right = (-1 if end is None else end if isinstance(end, INTS) else index(end) for end in window_size)
     except (TypeError, ValueError):
-        message = f"`window_size` is {window_size!r}; expected two ints: of keys before a position, and after it"
+        message = f"`window_size` is {window_size!r}; expected two ints or None: of keys before a position, and after it"
         raise ArgumentError(message) from None
     return min(max(left, -1), MAX_LENGTH), -1 if causal else min(max(right, -1), MAX_LENGTH)
+
+
+def chunk_size(attention_chunk: Any) -> int:
+    """The size of chunks, a constant of the kernel; 0 without them. Raises ArgumentError."""
+    try:
+        size = 0 if attention_chunk is None else int(plain_number(index(attention_chunk)) or 0)
+    except TypeError:
+        raise ArgumentTypeError(f"`attention_chunk` is a {type(attention_chunk).__name__}; expected an int") from None
+    if not 0 <= size <= MAX_LENGTH:
+        raise ArgumentError(f"`attention_chunk` is {size}; expected a number of keys, or 0")
+    return size
+
+
+def pairs(q: Tensor, k: Tensor, window: tuple[int, int], causal: bool, chunk: int) -> Any:
+    """The mask of dense tensors as a function (row, key); None if all pairs take part."""
+    left, right = window
+    if not (causal or chunk or left >= 0 or right >= 0):
+        return None
+
+    def allowed(row: Tensor, key: Tensor) -> Tensor:
+        position = row + (k.shape[1] - q.shape[1])
+        found = key >= 0
+        for holds, condition in (
+            (causal, position >= key),
+            (left >= 0, position - key <= left),
+            (right >= 0, key - position <= right),
+        ):
+            found = found & condition if holds else found
+        return found & (position // chunk == key // chunk) if chunk else found
+
+    return allowed
 
 
 def ends(left: int, right: int) -> tuple[str, ...]:
@@ -229,10 +305,12 @@ def flash_text(
     cached: tuple[str, ...] = (),
     page_size: int | None = None,
     sinks: str | None = None,
+    chunk: int = 0,
 ) -> str:
     """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each `limited` end of a window.
     `cached` names what is known of keys, by the names of `attngen.spec.cached`. `sinks` is the element type of sinks, if there
-    are any."""
+    are any. `chunk` above 0 is the size of chunks of positions: how far they reach is said too, as a range of keys that kernels
+    solve for."""
     check_mode(mode)
     if not isfinite(softcap):
         raise ArgumentError(f"`softcap` is {softcap}; expected a finite number")
@@ -241,6 +319,9 @@ def flash_text(
     position = "q + kv_len - q_len"  # of a query among the keys
     masks = [f"{position} >= k"] if causal else []
     masks += [WITHIN[end].format(position=position) for end in limited]
+    if chunk:
+        masks += [f"{position} - k < {chunk}", *([] if causal else [f"k - ({position}) < {chunk}"])]
+        masks.append(f"({position}) // {chunk} == k // {chunk}")
     score = f"softcap({softcap!r})" if softcap > 0.0 else "s"
     if alibi_rank:
         distance = f"{position} - k" if causal else f"abs({position} - k)"

@@ -6,7 +6,6 @@ them, so that a CUDA graph replays with other lengths.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,9 +16,11 @@ from attngen.torch.append import Turn
 from attngen.torch.cached import Cache, cache_of
 from attngen.torch.check_cache import Place
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, attend, calls, limits
+from attngen.torch.flash_attn import EVERYTHING, Window, attend, calls, chunk_size, limits
+from attngen.torch.flash_names import check_hints, check_others, one_of
 
 Tensor = Any
+OF_CACHE = ("q_descale", "k_descale", "v_descale", "qv", "cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens")
 
 
 def flash_attn_with_kvcache(
@@ -36,14 +37,21 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int] = EVERYTHING,
+    window_size: Window = EVERYTHING,
     softcap: float = 0,
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
     *,
+    page_table: Tensor | None = None,
+    sinks: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    attention_chunk: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
     mode: Mode = "auto",
+    **others: Any,
 ) -> Any:
     """flash-attention's function of that name.
 
@@ -66,33 +74,41 @@ def flash_attn_with_kvcache(
     Under autocast q, k and v are appended in the cache's element type; a cache of another type than autocast's is copied.
     A head size that is no multiple of 8 is supported by copies of the cache: such a cache is slow.
 
-    The plan chooses how many blocks share the keys of a row, whatever `num_splits` says. `mode` is that of
-    `attngen.torch.attention`.
+    `page_table` is `block_table` by version 3's name. `sinks` and `attention_chunk`, the hints, and what is refused are those
+    of `attngen.torch.flash_attn_func`: the plan chooses how many blocks share the keys of a row, whatever `num_splits` says.
+    `mode` is that of `attngen.torch.attention`.
 
     Returns O [batch, q_len, q_heads, size], or with `return_softmax_lse` (O, lse [batch, q_heads, q_len]). No gradients. A row
     without keys has O = 0 and lse = -inf. Raises ArgumentError.
     """
+    check_others("flash_attn_with_kvcache", others, OF_CACHE)
+    check_hints(num_splits, pack_gqa, sm_margin)
+    sink = one_of(sinks=sinks, learnable_sink=learnable_sink)
+    block_table = one_of(block_table=block_table, page_table=page_table)
+    chunk = chunk_size(attention_chunk)
     if (rotary_cos is None) != (rotary_sin is None):
         raise ArgumentError("`rotary_cos` and `rotary_sin` need each other; pass both or neither")
     if rotary_cos is not None and k is None:
         raise ArgumentError("`rotary_cos` rotates rows that are appended; pass `k`, `v` and `cache_seqlens` too")
     turn = None
     if rotary_cos is not None:
-        is_local = causal or limits(window_size, causal) != EVERYTHING
+        is_local = causal or chunk > 0 or limits(window_size, causal) != EVERYTHING
         turn = Turn((rotary_cos, rotary_sin), rotary_interleaved, "new rows" if is_local else "first new row")
     with torch.no_grad():
         place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
-        others = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
+        arguments = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
+        named = {"mode": mode, "sinks": sink, "attention_chunk": chunk}
 
         def attention(cache: Cache, only_checks: bool = False) -> Any:
             rows, keys, values, lengths = cache
-            return attend(rows, keys, values, lengths, *others, mode=mode, only_checks=only_checks)
+            return attend(rows, keys, values, lengths, *arguments, **named, only_checks=only_checks)
 
         once = None
         if k is not None:
-            given = (mode, softmax_scale, causal, limits(window_size, causal), softcap, return_softmax_lse)
-            numbers = (*given, place.kinds, alibi_slopes is None)
-            tensors = [q, k_cache, v_cache, *(() if alibi_slopes is None else (alibi_slopes,)), *place.tensors]
+            given = (mode, softmax_scale, causal, limits(window_size, causal), softcap, return_softmax_lse, chunk)
+            numbers = (*given, place.kinds, alibi_slopes is None, sink is None)
+            optional = [one for one in (alibi_slopes, sink) if one is not None]
+            tensors = [q, k_cache, v_cache, *optional, *place.tensors]
             once = calls.once(tensors, numbers, partial(attention, only_checks=True))
         found = attention(cache_of(q, k_cache, v_cache, k, v, turn, place, once, mode == "math"))
     return found[:2] if return_softmax_lse else found

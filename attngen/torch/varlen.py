@@ -6,7 +6,6 @@ ends, in the GPU's memory: the host never reads it, and knows a length that no s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import index
 from typing import Any
 
@@ -14,11 +13,13 @@ import torch
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, attend, unbound
+from attngen.torch.flash_attn import EVERYTHING, OF_DENSE, Window, attend, unbound
+from attngen.torch.flash_names import check_hints, check_others, one_of
 from attngen.torch.layout import check_tensors
 from attngen.torch.stored import Stored
 
 Tensor = Any
+OF_PACKED = (*OF_DENSE, "score_mod", "mask_mod", "seqlen_k_per_split")
 
 
 def flash_attn_varlen_func(
@@ -32,16 +33,25 @@ def flash_attn_varlen_func(
     dropout_p: float = 0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int] = EVERYTHING,
+    window_size: Window = EVERYTHING,
     softcap: float = 0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
     *,
+    seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
+    return_lse: bool = False,
     sinks: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    attention_chunk: int = 0,
+    num_splits: int | None = None,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
     mode: Mode = "auto",
+    **others: Any,
 ) -> Any:
     """flash-attention's function of that name: `attngen.torch.flash_attn_func` of each sequence.
 
@@ -51,15 +61,57 @@ def flash_attn_varlen_func(
     max_pages], k and v are [pages, page_size, kv_heads, size]: key j of sequence i is row j % page_size of page
     block_table[i, j / page_size], and there are cu_seqlens_k[i + 1] - cu_seqlens_k[i] of them, or seqused_k[i] (int32 [batch]).
     Without pages, `seqused_k` says how many of a sequence's keys are read: kernels then look up where each key lies, which is
-    slower. With pages or `seqused_k`, a backward raises. `sinks` [q_heads] are one more logit of each head's rows, without a
-    value.
+    slower. With pages or `seqused_k`, a backward raises. `page_table` is `block_table` by the name of versions 3 and 4.
+    `seqused_q` int32 [batch] says how many of a sequence's rows there are, from the first; then q and O are copied, and O of
+    the other rows is 0. `sinks` and `attention_chunk`, the hints, and what is refused are those of `flash_attn_func`.
 
-    Returns O [total_q, q_heads, size], or with `return_attn_probs` (O, lse [q_heads, total_q], empty tensor). Raises
-    ArgumentError.
+    Returns O [total_q, q_heads, size], with `return_lse` (O, lse [q_heads, total_q]), or with `return_attn_probs` (O, lse,
+    empty tensor). Raises ArgumentError.
     """
-    k, v, lengths = _stored(k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k)
-    others = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return attend(q, k, v, lengths, *others, mode=mode, sinks=sinks)
+    check_others("flash_attn_varlen_func", others, OF_PACKED)
+    for name in ("score_mod", "mask_mod"):
+        if others.get(name) is not None:
+            cure = 'attngen.compile(spec, storage="packed") has a spec\'s score and mask'
+            raise ArgumentError(f"`{name}` is not supported for packed sequences; {cure}")
+    check_hints(num_splits, pack_gqa, sm_margin)
+    sink, table = one_of(sinks=sinks, learnable_sink=learnable_sink), one_of(block_table=block_table, page_table=page_table)
+    back = None
+    if seqused_q is not None:
+        q, cu_seqlens_q, back = _used_rows(q, cu_seqlens_q, seqused_q)
+    k, v, lengths = _stored(k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, table, seqused_k)
+    returns = return_attn_probs or return_lse
+    named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk}
+    found = attend(q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                   returns, **named)  # fmt: skip
+    if back is not None:
+        at, is_used = back
+        output, *rest = found if returns else (found,)
+        output = output[at].masked_fill(~is_used[:, None, None], 0)
+        found = (output, rest[0][:, at].masked_fill(~is_used, float("-inf")), rest[1]) if returns else output
+    return found if return_attn_probs or not returns else found[:2]
+
+
+def _used_rows(q: Tensor, begins: Tensor, used: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """(the rows of q that are used, one sequence after another; where these begin; for each row of q, which of them it is, and
+    whether it is one). Nothing is read on the host, so that as many rows of zeros follow as are not used: kernels do not write
+    their gradients, which are masked. Raises ArgumentError."""
+    check_tensors(q=q, cu_seqlens_q=begins, seqused_q=used)
+    batch = begins.numel() - 1
+    if q.dim() != 3 or begins.dim() != 1 or used.shape != (batch,):
+        raise ArgumentError(f"`seqused_q` is {list(used.shape)}; expected [batch], of which `cu_seqlens_q` has {batch}")
+    used = torch.minimum(used.clamp(min=0), begins.diff())
+    ends = used.cumsum(0)
+    packed = torch.nn.functional.pad(ends, (1, 0)).to(begins.dtype)
+    rows = torch.arange(q.shape[0], device=q.device)
+    last = max(used.shape[0] - 1, 0)
+    of_packed = torch.bucketize(rows, ends, right=True).clamp(max=last)
+    of_rows = torch.bucketize(rows, begins[1:].contiguous(), right=True).clamp(max=last)
+    most = max(q.shape[0] - 1, 0)
+    source = (begins[of_packed] + rows - packed[of_packed]).clamp(0, most)
+    place = rows - begins[of_rows]
+    is_used = (place >= 0) & (place < used[of_rows])
+    q = q[source].masked_fill((rows >= packed[-1])[:, None, None], 0)
+    return q, packed, ((packed[of_rows] + place).clamp(0, most), is_used)
 
 
 def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *arguments: Any, **named: Any) -> Any:
@@ -85,7 +137,7 @@ def varlen_attn(
     *,
     return_aux: Any = None,
     scale: float | None = None,
-    window_size: Sequence[int] = EVERYTHING,
+    window_size: Window = EVERYTHING,
     enable_gqa: bool = False,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,

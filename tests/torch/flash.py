@@ -24,6 +24,7 @@ class Case:
     softcap: float = 0.0
     slopes: int = 0
     softmax_scale: float | None = None
+    chunk: int = 0
 
     def named(self, heads: int, batch: int, device: Any = None) -> dict[str, Any]:
         """The keywords of a call."""
@@ -33,6 +34,8 @@ class Case:
             "softcap": self.softcap,
             "softmax_scale": self.softmax_scale,
         }
+        if self.chunk:
+            named["attention_chunk"] = self.chunk
         if self.slopes:
             shape = (heads,) if self.slopes == 1 else (batch, heads)
             named["alibi_slopes"] = torch.rand(shape, generator=torch.Generator().manual_seed(heads)).to(device) * 0.3
@@ -59,7 +62,8 @@ def grid(shorter: int = 1) -> Iterator[tuple[Case, tuple[int, int], tuple[int, i
 
 def allowed(case: Case, q_len: int, kv_len: int, device: Any = None) -> Tensor:
     """The pairs that take part, [q_len, kv_len]."""
-    ahead = torch.arange(kv_len, device=device) - (torch.arange(q_len, device=device)[:, None] + kv_len - q_len)
+    position = torch.arange(q_len, device=device)[:, None] + kv_len - q_len
+    ahead = torch.arange(kv_len, device=device) - position
     left, right = case.window_size
     right = 0 if case.causal else right
     pairs = torch.ones_like(ahead, dtype=torch.bool)
@@ -67,13 +71,17 @@ def allowed(case: Case, q_len: int, kv_len: int, device: Any = None) -> Tensor:
         pairs &= ahead >= -left
     if right >= 0:
         pairs &= ahead <= right
+    if case.chunk:
+        begin = position - position % case.chunk
+        pairs &= (ahead + position >= begin) & (ahead + position < begin + case.chunk)
     return pairs
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, case: Case, slopes: Tensor | None, precision: Any = None
+    q: Tensor, k: Tensor, v: Tensor, case: Case, slopes: Tensor | None, precision: Any = None, sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(O, lse) of [batch, length, heads, size], in float64 or in another precision throughout."""
+    """(O, lse) of [batch, length, heads, size], in float64 or in another precision throughout. `sinks` [heads] are one more
+    logit of each row, without a value."""
     queries, keys, values = (t.to(precision or torch.float64).transpose(1, 2) for t in (q, k, v))
     group = q.shape[2] // k.shape[2]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
@@ -86,6 +94,11 @@ def reference(
         distance = (rows[:, None] + k.shape[1] - q.shape[1] - columns).abs()
         scores = scores - (slopes[:, None, None] if slopes.dim() == 1 else slopes[:, :, None, None]).to(scores.dtype) * distance
     pairs = allowed(case, q.shape[1], k.shape[1], q.device)
+    if sinks is not None:
+        scores = torch.where(pairs, scores, float("-inf"))
+        logits = torch.cat([scores, sinks.to(scores)[:, None, None].expand(*scores.shape[:3], 1)], -1)
+        lse = torch.logsumexp(logits, -1)
+        return ((scores - lse[..., None]).exp() @ values).transpose(1, 2), lse
     seen = pairs.any(1)[:, None]
     weights = torch.softmax(torch.where(pairs | ~seen, scores, float("-inf")), -1) * seen.to(scores.dtype)
     lse = torch.logsumexp(torch.where(pairs, scores, float("-inf")), -1)
