@@ -43,6 +43,7 @@ def first_finding(runs: Iterable[Callable[[], bool]]) -> str:
 def unnoticed(source: Program, statements: Statements, library: Path, finding: Callable[[], str]) -> list[str]:
     """The statements that can be left out unnoticed, as lines of `source`. `library` is that of the `removable` program;
     `finding` runs it and returns what is found, or ""."""
+    assert statements, "a file of which nothing is left out"
     number = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "attngen_left_out")
     found = []
     for i in (NOTHING, *range(len(statements)), NOTHING):

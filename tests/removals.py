@@ -64,6 +64,7 @@ _KEYWORDS = {
     "constexpr",
     "else",
 }
+ASSIGNS = ("+=", "-=", "*=", "/=", "|=", "&=", "^=", "<<=", ">>=", "%=")
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -428,4 +429,9 @@ class Emitted:
         return text + self.text[position:]
 
 
-ASSIGNS = ("+=", "-=", "*=", "/=", "|=", "&=", "^=", "<<=", ">>=", "%=")
+def ordering_statements(text: str) -> list[re.Match[str]]:
+    """Every statement of a file that orders something: its call, to the semicolon."""
+    whole = re.compile(".*", re.DOTALL)
+    spans = ((removal.start, removal.end) for removal in Emitted(text).removals if removal.kind == ORDERS)
+    found = (whole.fullmatch(text, *span) for span in spans)
+    return [match for match in found if match is not None and match[0].endswith(";")]

@@ -23,12 +23,13 @@ from attngen.spec.dtypes import round_to_storage
 from attngen.spec.gradient import QKV
 from tests.harness import compiled, gradients, solved_gradients
 from tests.left_out import first_finding, removable, unnoticed
+from tests.removals import ordering_statements
 
-STEPS = re.compile(
-    r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
-    r"|(?:wgmma_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);|tma_store_commit\(\);"
-    r"|(?:mbarrier_(?:wait|arrive|expect_bytes)|named_barrier_sync)\([^;]*\);"
-    r"|(?:q|k|v|dO|dS|slopes|slot|operand|done|slot_before)\.(?:acquire|wait_full|release)\(\);"
+# Functions that copy, multiply or compute, too: their own steps are found in them. And what has no effect on the emulated
+# device: numbers of registers, and barriers of a warp for the compiler alone.
+WORK = re.compile(
+    r"(?:block\.set_up|consumer\.compute|producer\.load|issue_\w+|(?:\w+\.)?load_\w+|(?:hold|clear|add_finite)_keys|clear_rows|sum_tiles"
+    r"|look_at_tiles|step|store_\w+|publish_score_gradients|mbarrier_init|(?:take|give)_registers|keep_order)\b"
 )
 # Tiles by closed forms, and tiles that the producer classifies, full ones too; blocks without a tile, and heads without one in
 # a group. Blocks without a tile are followed by others: a step that they lack is noticed there.
@@ -64,14 +65,14 @@ def steps(source: Program) -> list[re.Match[str]]:
     Not the fences of products that always follow others without a wait between: that of dV orders the threads' writes of P,
     which the emulated device takes by value when a product is issued; ptxas inserts that of dP = dO V^T if it is not there.
     """
-    start, of_rows = source.text.index("struct SlabTile"), source.text.find("namespace of_rows {")
+    of_rows = source.text.find("namespace of_rows {")
     behind = [source.text.index("void issue_dv()")]
     if "issue_dv<DV_STEPS" in source.text:  # the rest of dV is issued without a wait before dK
         behind.append(source.text.index("void issue_dk("))
     if of_rows > 0:
         behind.append(source.text.index("void issue_weight_gradients()", of_rows))
     others = [source.text.index("wgmma_fence();", function) for function in behind]
-    return [m for m in STEPS.finditer(source.text) if m.start() > start and m.start() not in others]
+    return [step for step in ordering_statements(source.text) if not WORK.match(step[0]) and step.start() not in others]
 
 
 def outcome(name: str, spec: AttentionSpec, backwards: Sequence[CompiledBackward]) -> str:

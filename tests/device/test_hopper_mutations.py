@@ -17,13 +17,13 @@ from attngen.spec.attention import AttentionSpec, KernelRequest
 from tests import tiers
 from tests.harness import compile_text, emitted, is_right, solved
 from tests.left_out import first_finding, removable, unnoticed
+from tests.removals import ordering_statements
 
-STEPS = re.compile(
-    r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
-    r"|(?<!void )cp_async_commit\(\);|(?:wgmma_wait|cp_async_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);"
-    r"|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);"
-    r"|(?:work|k|v|ring|pairs|own)\.(?:acquire|publish|wait_full|release)\(\);|(?:release_stage|skip_tile)\((?:[kv]|pairs)\);"
-    r"|skip_(?:keys|values|tiles_before|last_values)\(\);"
+# Functions that copy, multiply or compute, too: their own steps are found in them. And what has no effect on the emulated
+# device: numbers of registers, and barriers of a warp for the compiler alone.
+WORK = re.compile(
+    r"(?:block\.set_up|consumer\.compute|producer\.\w+|epilogue|first_(?:scores|weights)|issue_\w+|(?:\w+\.)?load_\w+|next_work_tile"
+    r"|publish|score_tile|step|mbarrier_init|(?:take|give)_registers|keep_order)\b"
 )
 # Q in registers; Q in shared memory; tiles that the producer classifies, and key vectors; key vectors without that.
 # In "wide" consumers skip tiles above their own
@@ -83,9 +83,8 @@ SHAPES = {
 
 
 def steps(source: Program) -> list[re.Match[str]]:
-    """Every synchronization between warps, in the kernel and in the functions of this file that it calls."""
-    start = source.text.index("struct SlabTile")
-    return [m for m in STEPS.finditer(source.text) if m.start() > start]
+    """Every synchronization between warps, in the kernel and in the functions that it calls."""
+    return [step for step in ordering_statements(source.text) if not WORK.match(step[0])]
 
 
 def kernels(name: str, schedule: str, source: Program) -> list[CompiledAttention]:
