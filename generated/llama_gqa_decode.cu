@@ -462,7 +462,7 @@ llama_gqa_split(
     const int first_head = kv_h_idx * group_size;  // of the query heads that share it
     wait_for_kernels_before();  // they write what this one reads, and read what it writes
     let_next_kernel_start();
-    const int kv_len = min(seqused[b_idx], max_kv_len);
+    const int kv_len = min(max(seqused[b_idx], 0), max_kv_len);
     const int block_rows = min((unsigned)BLOCK_Q, rows - first_row);
     const auto part_of = [&](int r) {  // where the partial result of a row of the block is written
         const unsigned row = first_row + r;
