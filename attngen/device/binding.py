@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from attngen.device.arrays import ArgumentError, ArrayView, current_stream, empty_like, has_heads_inside
+from attngen.device.arrays import (
+    ArgumentError,
+    ArrayView,
+    contiguous_strides,
+    current_stream,
+    empty_like,
+    has_heads_inside,
+)
 from attngen.device.overlap import OverlapCheck, byte_range
 from attngen.device.params import Number
 from attngen.device.protocol import Argument, Device, Kernel, Launch, Memory
@@ -80,7 +87,7 @@ def bind(kernel: Kernel, sizes: Sizes, given: Mapping[str, ArrayView], params: M
     Raises ArgumentError if a grid is larger than CUDA allows, or a stride is larger than the kernel's own type for it.
     """
     program = kernel.source
-    arrays = dict(given)
+    arrays = {key: _strided(array) for key, array in given.items()}
     for tensor in program.tensors:
         if tensor.key not in arrays:
             arrays[tensor.key] = _allocate(program, tensor, sizes, given)
@@ -93,6 +100,11 @@ def bind(kernel: Kernel, sizes: Sizes, given: Mapping[str, ArrayView], params: M
         overlap = OverlapCheck([arrays[t.key] for t in callers], outputs)
     memory = tuple(_memory(*pair) for pair in tensors.values())
     return Bound(kernel, tuple(launch for launch in launches if launch is not None), memory, arrays, overlap)
+
+
+def _strided(array: ArrayView) -> ArrayView:
+    """`array` with strides that kernels and tensor maps can compute with: libraries give any, 0 too, to one without elements."""
+    return replace(array, strides=contiguous_strides(array.shape)) if 0 in array.shape else array
 
 
 def _allocate(program: Program, tensor: Tensor, sizes: Sizes, given: Mapping[str, ArrayView]) -> ArrayView:

@@ -86,6 +86,16 @@ def test_sequences_in_pages(case: Case) -> None:
         assert wrong(spec, problem, rows, KEYS, page_size=size, heads_inside=number % 2 == 0) == []
 
 
+@pytest.mark.parametrize(("schedule", "size"), [("hopper", 64), ("wgmma", 64), ("decode", 64), ("fused", 16)])
+def test_keys_for_which_there_is_no_room(schedule: ScheduleName, size: int) -> None:
+    """Padded storage of no keys: any strides, as some libraries give 0 to an array without elements."""
+    spec = in_pages(attngen.define(dtype="bf16", head_dim=size), schedule, "padded")
+    problem = sample(spec, Shape(2, 2, 1, 3, 0))
+    k, v = (np.lib.stride_tricks.as_strided(x, strides=(0, 0, 0, x.itemsize)) for x in (problem.k, problem.v))
+    kernel = compiled(spec, schedule, "sm_90a" if schedule == "decode" else None)
+    assert not kernel(problem.q, k, v, seqused=np.zeros(2, np.int32)).view(np.int16).any()
+
+
 BY_TMA: list[tuple[Storage, int | None]] = [("padded", None), ("packed", None), ("paged", 16), ("packed_paged", 48)]
 
 

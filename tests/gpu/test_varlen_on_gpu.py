@@ -51,6 +51,23 @@ def test_cases(case: Case, mode: str, size: int) -> None:
         check(found, exact, usual)
 
 
+@pytest.mark.parametrize("mode", ["hopper", "wgmma", "fused", "tiled", "naive"])
+@pytest.mark.parametrize(("rows", "keys"), [(0, 70), (70, 0), (0, 0)])
+def test_a_batch_without_rows_or_keys(mode: str, rows: int, keys: int) -> None:
+    """Tensors without elements have no address. The longest sequence may be longer than those at hand."""
+    q, k, v = (
+        torch.randn(n, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=mode != "wgmma") for n in (rows, keys, keys)
+    )
+    begins_q, begins_k = (torch.tensor([0, n], device="cuda", dtype=torch.int32) for n in (rows, keys))
+    out = flash_attn_varlen_func(q, k, v, begins_q, begins_k, 100, 100, mode=mode)
+    torch.cuda.synchronize()
+    assert not out.any()
+    if mode != "wgmma":
+        out.sum().backward()
+        torch.cuda.synchronize()
+        assert all(t.grad.shape == t.shape and not t.grad.any() for t in (q, k, v))
+
+
 def test_one_graph_serves_every_batch() -> None:
     """Lengths are data: a graph that was captured for some computes others."""
     q, k, v = torch.randn(3, 300, 4, 64, device="cuda", dtype=torch.bfloat16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+from attngen.device.cuda.memory import address_without_elements
 from attngen.device.protocol import DeviceError, OpaqueBytes
 from attngen.device.tensor_map import TensorMap
 
@@ -19,6 +20,7 @@ def encode(tensor_map: TensorMap, pointer: int) -> OpaqueBytes:
     from cuda.bindings import driver
 
     tensor_map.check_address(pointer)
+    pointer = pointer or address_without_elements()
     swizzle = driver.CUtensorMapSwizzle
     status, encoded = driver.cuTensorMapEncodeTiled(
         getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[tensor_map.dtype]}"),
