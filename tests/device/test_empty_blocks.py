@@ -10,7 +10,7 @@ import pytest
 import attngen
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Sample, Shape, sample
-from attngen.reference.stored import stored
+from attngen.reference.stored import stored, unpacked
 from attngen.spec.attention import Storage
 from tests import tiers
 from tests.harness import call_stored, compiled, run, wrong_gradients
@@ -76,3 +76,23 @@ def test_sequences_beside_others(mask: str, storage: Storage) -> None:
         whole = of_lengths(spec, problem, *call.lengths[b])
         alone = Sample(*(array[b : b + 1] for array in (whole.q, whole.k, whole.v)), {})
         assert compare(output, lse, truth(spec, alone)).passed, call.lengths[b]
+
+
+def test_elements_of_rows_after_the_last_work_tile() -> None:
+    """A consumer of hopper goes on to block 0 of the first sequence, whose result is discarded: that may have no rows."""
+    inputs = {"of_row": ("int32", ("batch", "q_len")), "of_key": ("int32", ("batch", "kv_len"))}
+    mask = "of_row[b, q] == of_key[b, k]"
+    spec = attngen.define(dtype="bf16", head_dim=192, mask=mask, inputs=inputs, storage="packed")
+    kernel = compiled(spec, "hopper")
+    assert kernel.plan.own.beside_last == "next work tile"
+    assert kernel.plan.staged.rows
+    problem = sample(spec, Shape(3, 1, 1, 100, 70))
+    for rows, keys in (((0, 100, 3), (70, 70, 70)), ((0, 0, 3), (0, 0, 70)), ((100, 0, 3), (0, 70, 0))):
+        output, _ = call_stored(kernel, stored(spec, problem, rows, keys))
+        found = iter(unpacked(output, rows, 0))
+        for b, (n, m) in enumerate(zip(rows, keys, strict=True)):
+            whole = of_lengths(spec, problem, n, m)
+            alone = Sample(
+                *(a[b : b + 1] for a in (whole.q, whole.k, whole.v)), {i: a[b : b + 1] for i, a in whole.inputs.items()}
+            )
+            assert compare(next(found).swapaxes(0, 1)[None], None, truth(spec, alone)).passed, (n, m)
