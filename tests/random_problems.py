@@ -30,6 +30,9 @@ def arrays_of(one: Case, call: Call, spec: AttentionSpec, problem: Sample, seed:
     of a sequence is NaN."""
     problem = replace(problem, inputs=_ending(spec, call, problem.inputs))
     arrays = stored(spec, problem, call.rows, call.keys, call.page_size, one.rows_apart, seed)
+    captures_keys = any("kv_len" in declared.dims for declared in spec.inputs)  # an element for each key, not for all that fit
+    if spec.kernel.is_counted and (captures_keys or seed % 2):
+        arrays["max_kv_len"] = call.shape.kv_len
     if one.rows_apart:  # heads and rows in the other order in memory
         names = ("q",) if spec.kernel.is_paged else ("q", "k", "v")
         axes = dict.fromkeys(names, (0, 1) if spec.kernel.is_packed else (1, 2))

@@ -103,7 +103,7 @@ def bind(kernel: Kernel, sizes: Sizes, given: Mapping[str, ArrayView], params: M
 
 
 def _strided(array: ArrayView) -> ArrayView:
-    """`array` with strides that kernels and tensor maps can compute with: libraries give any, 0 too, to one without elements."""
+    """`array` with strides that kernels can compute with: to one without elements libraries give any strides, 0 too."""
     return replace(array, strides=contiguous_strides(array.shape)) if 0 in array.shape else array
 
 

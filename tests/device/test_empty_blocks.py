@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 import attngen
-from attngen.reference.problems import Shape, sample
-from attngen.reference.stored import stored
+from attngen.reference.compare import compare, truth
+from attngen.reference.problems import Sample, Shape, sample
+from attngen.reference.stored import stored, unpacked
 from attngen.spec.attention import Storage
 from tests import tiers
 from tests.harness import call_stored, compiled, run, wrong_gradients
+from tests.random_lengths import Call
+from tests.random_problems import of_lengths, of_sequences
 
 # What is left of a union is classified tile by tile; the other range ends before the first key, or begins after the last
 MASKS = (
@@ -26,8 +29,8 @@ MASKS = (
     "(k < 5 or q > 3) and k <= q + kv_len - q_len and q < w",
 )
 KERNELS = [
-    ("fused", "sm_80"), ("hopper", "sm_90a"), ("wgmma", "sm_90a"), ("decode", "sm_90a"), ("decode", "sm_80"), ("fused", "sm_75"),
-    ("tiled", "sm_80"), ("naive", "sm_80"),
+    ("fused", "sm_80"), ("fused", "sm_75"), ("hopper", "sm_90a"), ("wgmma", "sm_90a"), ("decode", "sm_90a"),
+    ("decode", "sm_80"), ("tiled", "sm_80"), ("naive", "sm_80"),
 ]  # fmt: skip
 SHAPES = (Shape(1, 1, 1, 600, 400), Shape(1, 2, 1, 330, 70))
 
@@ -66,8 +69,30 @@ def test_sequences_beside_others(mask: str, storage: Storage) -> None:
     """What lies before the keys of a sequence are those of another: a read there is none outside of K."""
     spec = replace(spec_of(mask), lse=True)
     spec = replace(spec, kernel=replace(spec.kernel, storage=storage))
-    problem = sample(spec, Shape(3, 1, 1, 600, 400))
-    rows, keys = ((600, 0, 600) if spec.kernel.is_packed else (600,) * 3), (400, 390, 0)
-    output, _ = call_stored(compiled(spec, "fused"), stored(spec, problem, rows, keys))
-    last = output[-1] if spec.kernel.is_packed else output[2]
-    assert not last.any()  # of the sequence without keys
+    problem = sample(spec, Shape(4, 1, 1, 600, 400))
+    call = Call(Shape(4, 1, 1, 600, 400), (600, 0, 470, 600) if spec.kernel.is_packed else (600,) * 4, (400, 390, 0, 64), {})
+    found = call_stored(compiled(spec, "fused"), stored(spec, problem, call.rows, call.keys))
+    for b, (output, lse) in enumerate(zip(*of_sequences(spec, call, *found), strict=True)):
+        whole = of_lengths(spec, problem, *call.lengths[b])
+        alone = Sample(*(array[b : b + 1] for array in (whole.q, whole.k, whole.v)), {})
+        assert compare(output, lse, truth(spec, alone)).passed, call.lengths[b]
+
+
+def test_elements_of_rows_after_the_last_work_tile() -> None:
+    """A consumer of hopper goes on to block 0 of the first sequence, whose result is discarded: that may have no rows."""
+    inputs = {"of_row": ("int32", ("batch", "q_len")), "of_key": ("int32", ("batch", "kv_len"))}
+    mask = "of_row[b, q] == of_key[b, k]"
+    spec = attngen.define(dtype="bf16", head_dim=192, mask=mask, inputs=inputs, storage="packed")
+    kernel = compiled(spec, "hopper")
+    assert kernel.plan.own.beside_last == "next work tile"
+    assert kernel.plan.staged.rows
+    problem = sample(spec, Shape(3, 1, 1, 100, 70))
+    for rows, keys in (((0, 100, 3), (70, 70, 70)), ((0, 0, 3), (0, 0, 70)), ((100, 0, 3), (0, 70, 0))):
+        output, _ = call_stored(kernel, stored(spec, problem, rows, keys))
+        found = iter(unpacked(output, rows, 0))
+        for b, (n, m) in enumerate(zip(rows, keys, strict=True)):
+            whole = of_lengths(spec, problem, n, m)
+            alone = Sample(
+                *(a[b : b + 1] for a in (whole.q, whole.k, whole.v)), {i: a[b : b + 1] for i, a in whole.inputs.items()}
+            )
+            assert compare(next(found).swapaxes(0, 1)[None], None, truth(spec, alone)).passed, (n, m)
