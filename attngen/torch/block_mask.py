@@ -128,10 +128,10 @@ def _from_row(mask_mod: Any, start: int) -> Any:
     return moved
 
 
-def _takes_four(function: Any) -> bool:
-    """Whether `function` may be called with b, h, q and k."""
+def takes(function: Any, count: int) -> bool:
+    """Whether `function` may be called with `count` arguments, those of a pair."""
     try:
-        signature(function).bind(0, 0, 0, 0)
+        signature(function).bind(*range(count))
     except (TypeError, ValueError):
         return False
     return True
@@ -151,7 +151,7 @@ def create_block_mask(
     dq_kv_order: bool = True,
 ) -> BlockMask:
     """torch's create_block_mask; nothing is evaluated. `_compile` and the orders of torch's own backward have no effect."""
-    if not torch.compiler.is_dynamo_compiling() and not _takes_four(mask_mod):
+    if not torch.compiler.is_dynamo_compiling() and not takes(mask_mod, 4):
         raise AssertionError(f"create-block_mask requires a mask_mod function! Got {mask_mod}")
     if device is None:
         device = torch.accelerator.current_accelerator() or "cpu"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import Parameter, signature
 from typing import Any
 
+import torch
+
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.torch.block_mask import takes
 
 Tensor = Any
 FP8 = "queries, keys and values of 8 bits are not supported; convert them to 16 bits, and multiply them by their scales"
@@ -64,15 +66,9 @@ def one_of(**named: Any) -> Any:
 
 
 def check_mod(name: str, function: Any, arguments: str) -> None:
-    """Raises ArgumentError for a modification that is no function of `arguments`, as flex_attention's are."""
-    count = arguments.count(",") + 1
-    try:
-        places = [p for p in signature(function).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
-        required = [p for p in places if p.default is Parameter.empty and p.kind is not Parameter.VAR_POSITIONAL]
-        signature(function).bind(*range(count))
-    except (TypeError, ValueError):
-        places, required = [], [None] * (count + 1)  # type: ignore[list-item]
-    if len(required) > count or not (callable(function) and places):
+    """Raises ArgumentError for a modification that is no function of `arguments`, as flex_attention's are. torch.compile traces
+    it, and says so itself."""
+    if not torch.compiler.is_dynamo_compiling() and not takes(function, arguments.count(",") + 1):
         raise ArgumentError(
             f"`{name}` is no function of ({arguments}): attngen reads functions of tensors, as flex_attention does, not those "
             "of CuTe that FlashAttention-4 compiles"

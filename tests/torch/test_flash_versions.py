@@ -21,7 +21,7 @@ from attngen.torch import (  # noqa: E402
 )
 from tests import tiers  # noqa: E402
 from tests.torch.flash import Batch, Case, check, reference, results  # noqa: E402
-from tests.torch.tensors import randn  # noqa: E402
+from tests.torch.tensors import BACKEND, randn  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 # The arguments of hopper/flash_attn_interface.py and flash_attn/cute/interface.py, in 2026; those without a default end at |
@@ -207,6 +207,27 @@ def test_hints_have_no_effect() -> None:
     assert lse.shape == (1, 2, 5)
     qkv = torch.stack([q, q, q], 2)
     assert torch.equal(flash_attn_3.flash_attn_qkvpacked_func(qkv, mode="math"), expected)
+
+
+@pytest.mark.long
+def test_compiled_by_torch_without_a_break() -> None:
+    q, k, sinks = randn(2, 6, 4, 16), randn(2, 9, 2, 16), torch.zeros(4)
+    used, begins = torch.tensor([6, 2], dtype=torch.int32), torch.tensor([0, 6, 12], dtype=torch.int32)
+    by_lengths = {"cu_seqlens_q": begins, "cu_seqlens_k": begins, "max_seqlen_q": 6, "max_seqlen_k": 6}
+
+    def near(b: Any, h: Any, row: Any, key: Any) -> Any:
+        return row - key <= 3
+
+    for attend in (
+        lambda: flash_attn_func(q, k, k, attention_chunk=4, sinks=sinks, window_size=(None, 0), num_splits=1, mode="naive"),
+        lambda: flash_attn_3.flash_attn_func(q, k, k, causal=True, return_attn_probs=True, mode="naive")[0],
+        lambda: flash_attn_4.flash_attn_func(q, k, k, mask_mod=near, learnable_sink=sinks, mode="naive")[0],
+        lambda: flash_attn_4.flash_attn_varlen_func(
+            *3 * [q.flatten(0, 1)], **by_lengths, seqused_q=used, causal=True, return_lse=True, mode="naive"
+        )[0],
+    ):
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(attend, fullgraph=True, backend=BACKEND)(), attend())
 
 
 def of_cute(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, seqlen_info: Any, aux_tensors: Any) -> Any:
