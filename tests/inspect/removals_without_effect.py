@@ -43,7 +43,7 @@ class WithoutEffect:
         """Whether the proof holds in the text of a file."""
         if self.proof.startswith("file:"):
             return self.proof.removeprefix("file:") in text
-        return not self.proof or bool(eval(self.proof, {}, constants(text)))
+        return not self.proof or bool(eval(self.proof, constants(text)))
 
 
 def constants(text: str) -> dict[str, int]:
@@ -78,6 +78,8 @@ MMA = (*CAUSAL_MMA,)
 SIMT = ("cross_attention_fused.cu",)
 TILED = ("gpt2_tiled.cu", "cross_attention_tiled.cu")
 NAIVE = ("gpt2_naive.cu", "cross_attention_naive.cu")
+NAIVE_BACKWARD = ("gpt2_naive_backward.cu",)
+MMA_BACKWARD = ("gpt2_fused_backward.cu",)
 
 MORE_TILES = "tiles whose pairs the mask forbids, or which lie past the last key, are computed too, and their weights are 0"
 ALL_PARTIAL = "the mask of a full tile is computed too, and allows every pair"
@@ -86,10 +88,22 @@ HAS_A_KEY = "each row that the mask can see has a key in the first tile that is 
 # --- bounds and guards that other sizes of the plan would need
 OF_OTHER_SIZES = (
     WithoutEffect(
-        NAIVE,
+        (*NAIVE, *NAIVE_BACKWARD),
         ("min(begin + SLICE, HEAD_DIM): the first operand",),
         "the head size is a multiple of a slice",
         proof="HEAD_DIM % SLICE == 0",
+    ),
+    WithoutEffect(
+        NAIVE_BACKWARD,
+        ("min(begin + SLICE, HEAD_DIM_V): the first operand",),
+        "the head size is a multiple of a slice",
+        proof="HEAD_DIM_V % SLICE == 0",
+    ),
+    WithoutEffect(
+        NAIVE_BACKWARD,
+        ("d >= HEAD_DIM: never true", "d >= HEAD_DIM_V: never true"),
+        "each thread of the block has a column",
+        proof="THREADS_D == HEAD_DIM == HEAD_DIM_V",
     ),
     WithoutEffect(
         NAIVE,
@@ -211,10 +225,75 @@ OF_TILES = (
     ),
 )
 
+# --- backwards of mma.sync
+OF_MMA_BACKWARD = (
+    WithoutEffect(
+        MMA_BACKWARD,
+        (
+            "min(kv_len, q_hi + 1): the first operand",
+            "min(kv_len, q_hi + 1): the second operand",
+            "min(q_lo + BLOCK_Q, q_len): the first operand",
+            "min(q_lo + BLOCK_Q, q_len): the second operand",
+        ),
+        MORE_TILES,
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("min(kv_len, q_lo + 1): the second operand",),
+        "keys past the last one are zeros: whatever their weights, they add nothing to dQ",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("column < COLUMNS: always true",),
+        "rows in shared memory have no columns beside those of the tensor",
+        proof="QK_WIDTH == HEAD_DIM and V_WIDTH == HEAD_DIM_V",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("r + row < TILE_ROWS: never true",),
+        "the rows of each tile are a multiple of those that the block copies at once, which is the other operand",
+        proof="all(rows % (THREADS // (QK_WIDTH // 8)) == 0 for rows in (BLOCK_Q, BLOCK_KV))",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("row < BLOCK_Q: always true",),
+        "each thread of the block has a row of the tile",
+        within="load_rows",
+        proof="THREADS == BLOCK_Q",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("min(kv_lo + BLOCK_KV, kv_len): the first operand", "min(kv_lo + BLOCK_KV, kv_len): the second operand"),
+        f"fewer tiles of rows are full: {ALL_PARTIAL}",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("lse == -INF: never true", "thread_index() < BLOCK_Q: never true"),
+        "only if there are no keys does a row have none, and then no tile is visited",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("__any_sync(0xffffffff, left_out != 0): always true",),
+        "elements that are not finite are looked for, and there are none",
+    ),
+    WithoutEffect(MMA_BACKWARD, ("partial: always true",), ALL_PARTIAL),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("q_lo + column_of(j) >= q_len: never true",),
+        "rows past the last one, their dO and their delta are zeros: they add nothing to dK and dV",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD, ("tile < tile_end: always true",), "zeros, or keys that nobody reads, are copied", line="load_keys(tile)"
+    ),
+    WithoutEffect(
+        MMA_BACKWARD, ("following < tile_end: always true",), "the same after the last tile", line="load_keys(following)"
+    ),
+)
+
 # --- rows without keys
 OF_ROWS = (
     WithoutEffect(
-        NAIVE,
+        (*NAIVE, *NAIVE_BACKWARD),
         ("row_max == -INF: never true", "row_sum == 0.0f: never true"),
         "only if there are no keys does a row have none, and then nothing is divided",
     ),
@@ -230,7 +309,22 @@ OF_WORK = (
         tuple(f"has_vectors({x.upper()}, {x}_stride_b, {x}_stride_h, {x}_stride_s, {x}_stride_d): never true" for x in "qkv"),
         "elements are read one by one",
     ),
-    WithoutEffect(NAIVE, ("begin < kv_len: one later",), "a slice more, of no keys: its own loop ends at the last key"),
+    WithoutEffect(
+        NAIVE_BACKWARD,
+        ("row[k] == -INF: never true",),
+        "the exponential of -inf is 0 too: no row with keys has an infinite maximum",
+        within="gpt2_backward_softmax",
+    ),
+    WithoutEffect(
+        NAIVE_BACKWARD,
+        ("mask(q_idx, kv_idx): always true",),
+        "whoever reads dP skips pairs without weight",
+        within="gpt2_backward_weight_gradients",
+    ),
+    WithoutEffect(NAIVE_BACKWARD, ("begin < q_len: one later",), "a slice more, of no rows: its own loop ends at the last row"),
+    WithoutEffect(
+        (*NAIVE, *NAIVE_BACKWARD), ("begin < kv_len: one later",), "a slice more, of no keys: its own loop ends at the last key"
+    ),
     WithoutEffect(
         (*CAUSAL_MMA, "gpt2_wgmma.cu"),
         ("is_large(max[r]): always true",),
@@ -302,4 +396,4 @@ OF_WORK = (
     ),
 )
 
-WITHOUT_EFFECT = (*OF_OTHER_SIZES, *OF_TILES, *OF_ROWS, *OF_WORK)
+WITHOUT_EFFECT = (*OF_OTHER_SIZES, *OF_TILES, *OF_MMA_BACKWARD, *OF_ROWS, *OF_WORK)
