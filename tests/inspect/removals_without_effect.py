@@ -73,8 +73,18 @@ def stale(file: str, emitted: Emitted) -> Iterator[str]:
             yield f"{', '.join(one.what)}: {one.proof} does not hold"
 
 
-CAUSAL_MMA = ("gpt2_fused.cu", "alibi_fused.cu")
-MMA = (*CAUSAL_MMA,)
+# forwards by mma.sync: with a softmax, of a causal mask; retention, which has none; other masks
+SOFTMAX_MMA = (
+    "gpt2_fused.cu", "alibi_fused.cu", "gemma_softcap_fused.cu", "head_dim_80_fused.cu", "llama_gqa_fused.cu", "llama_rotary_fused.cu",
+)  # fmt: skip
+UNBOUNDED_MMA = tuple(name for name in SOFTMAX_MMA if name != "gemma_softcap_fused.cu")  # whose scores may be large
+CAUSAL_MMA = (*SOFTMAX_MMA, "retention_fused.cu")
+OTHER_MMA = ("gpt_oss_sinks_fused.cu", "mistral_window_fused.cu", "packed_documents_fused.cu", "prefix_lm_fused.cu")
+MMA = (*CAUSAL_MMA, *OTHER_MMA)
+STREAMED_BY_HALVES = (
+    "alibi_fused.cu", "head_dim_80_fused.cu", "llama_gqa_fused.cu", "llama_rotary_fused.cu", "packed_documents_fused.cu",
+    "prefix_lm_fused.cu",
+)  # fmt: skip
 SIMT = ("cross_attention_fused.cu",)
 TILED = ("gpt2_tiled.cu", "cross_attention_tiled.cu")
 NAIVE = ("gpt2_naive.cu", "cross_attention_naive.cu")
@@ -130,7 +140,7 @@ OF_OTHER_SIZES = (
         proof="QK_WIDTH == HEAD_DIM",
     ),
     WithoutEffect(
-        MMA,
+        tuple(name for name in MMA if name != "head_dim_80_fused.cu"),
         ("r + row < TILE_ROWS: never true",),
         "the rows of each tile are a multiple of those that the block copies at once, which is the other operand",
         proof="BLOCK_Q % (THREADS // (QK_WIDTH // 8)) == BLOCK_KV % (THREADS // (HEAD_DIM_V // 8)) == 0",
@@ -196,19 +206,24 @@ OF_TILES = (
         "full ranges begin at key 0",
         proof="file:        0,  // full_begin",
     ),
-    WithoutEffect((*TILED, *SIMT, *CAUSAL_MMA, "gpt2_wgmma.cu", "gpt2_hopper.cu"), ("partial: always true",), ALL_PARTIAL),
-    WithoutEffect((*SIMT, *CAUSAL_MMA), ("tile < tile_end: one later",), f"one tile more: {MORE_TILES}"),
+    WithoutEffect((*TILED, *SIMT, *MMA, "gpt2_wgmma.cu", "gpt2_hopper.cu"), ("partial: always true",), ALL_PARTIAL),
+    WithoutEffect((*SIMT, *MMA), ("tile < tile_end: one later",), f"one tile more: {MORE_TILES}"),
     WithoutEffect(
-        ("gpt2_fused.cu",),
+        ("gpt2_fused.cu", "retention_fused.cu", "gpt_oss_sinks_fused.cu"),
         ("tile < tile_end: always true",),
         "rows of a tile that nobody visits are copied if they lie in K or V, instead of zeros",
         line="tile < tile_end ? kv_len : 0",
     ),
     WithoutEffect(
-        ("alibi_fused.cu",),
+        STREAMED_BY_HALVES,
         ("tile < tile_end: always true",),
         "rows of a tile that nobody visits are copied if they lie in K, instead of zeros",
         line="k_head, k_stride_s",
+    ),
+    WithoutEffect(
+        ("retention_fused.cu",),
+        ("min(kv_len, q_lo + 1): the second operand", "kv_idx >= kv_len: never true"),
+        "keys past the last one are zeros, as are their values: their weights are 0",
     ),
     WithoutEffect(
         ("gpt2_hopper.cu",),
@@ -303,7 +318,7 @@ OF_ROWS = (
         "only if there are no keys does a row have none, and then nothing is divided",
         within="cross_attention_softmax",
     ),
-    WithoutEffect((*SIMT, *CAUSAL_MMA, "gpt2_wgmma.cu"), ("new_max == -INF: never true",), HAS_A_KEY),
+    WithoutEffect((*SIMT, *SOFTMAX_MMA, "gpt2_wgmma.cu"), ("new_max == -INF: never true",), HAS_A_KEY),
     WithoutEffect(("gpt2_hopper.cu",), ("new_max == -INF: never true",), HAS_A_KEY, proof="BLOCK_Q == BLOCK_KV"),
 )
 
@@ -332,7 +347,7 @@ OF_WORK = (
         (*NAIVE, *NAIVE_BACKWARD), ("begin < kv_len: one later",), "a slice more, of no keys: its own loop ends at the last key"
     ),
     WithoutEffect(
-        (*CAUSAL_MMA, "gpt2_wgmma.cu"),
+        (*UNBOUNDED_MMA, *OTHER_MMA, "gpt2_wgmma.cu"),
         ("is_large(max[r]): always true",),
         "each tile subtracts the maximum of its rows, as after a large maximum",
         line="return -INF",
@@ -343,28 +358,30 @@ OF_WORK = (
         "each tile subtracts the maximum of its rows from the scores, as if it were large",
     ),
     WithoutEffect(
-        (*CAUSAL_MMA, "gpt2_wgmma.cu"),
+        (*SOFTMAX_MMA, *OTHER_MMA, "gpt2_wgmma.cu"),
         ("__any_sync(0xffffffff, exceeds): always true",),
         "rows whose maximum stays are multiplied by 1",
     ),
     WithoutEffect(
-        (*CAUSAL_MMA, "gpt2_wgmma.cu", "gpt2_hopper.cu"), ("__any_sync(0xffffffff, any): always true",), "0 is subtracted"
+        (*UNBOUNDED_MMA, *OTHER_MMA, "gpt2_wgmma.cu", "gpt2_hopper.cu"),
+        ("__any_sync(0xffffffff, any): always true",),
+        "0 is subtracted",
     ),
     WithoutEffect(
-        (*CAUSAL_MMA, "gpt2_wgmma.cu"),
+        (*MMA, "gpt2_wgmma.cu"),
         ("min(16 * ROW_BLOCKS, q_len - first_row): the second operand",),
         "the loop over the rows ends at 16 * ROW_BLOCKS itself",
         proof="file:for (int row = 0; row < 16 * ROW_BLOCKS;",
     ),
     WithoutEffect(
-        CAUSAL_MMA,
+        tuple(name for name in MMA if name not in ("gemma_softcap_fused.cu", "mistral_window_fused.cu")),
         ("step == 2: always true",),
         "groups without copies are closed too, and the wait is for all groups",
         line="cp_async_commit",
         proof="file:cp_async_wait<0>();  // this thread's copies of the tile have arrived",
     ),
     WithoutEffect(
-        ("alibi_fused.cu",),
+        STREAMED_BY_HALVES,
         ("step == 1: always true",),
         "groups without copies are closed too, and the wait is for all groups",
         line="cp_async_commit",
