@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
 from unittest.mock import patch
@@ -119,8 +119,8 @@ class Harness:
     def _key(self, trial: int) -> str:
         one, problem = self.trials[trial], self.known(trial).sample
         arrays = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
-        numbers = (one.params, one.apart, one.multiprocessors, one.seed)
-        return digest(repr(numbers), *(f"{name}{array.shape}{array.tobytes()!r}" for name, array in arrays.items()))
+        others = [(field.name, getattr(one, field.name)) for field in fields(one) if field.name not in ("shape", "draw")]
+        return digest(repr(others), *(f"{name}{array.shape}{array.tobytes()!r}" for name, array in arrays.items()))
 
     def known(self, trial: int) -> Known:
         if trial not in self._known:

@@ -43,7 +43,7 @@ class WithoutEffect:
         """Whether the proof holds in the text of a file."""
         if self.proof.startswith("file:"):
             return self.proof.removeprefix("file:") in text
-        return not self.proof or bool(eval(self.proof, {}, constants(text)))
+        return not self.proof or bool(eval(self.proof, constants(text)))
 
 
 def constants(text: str) -> dict[str, int]:
@@ -73,11 +73,23 @@ def stale(file: str, emitted: Emitted) -> Iterator[str]:
             yield f"{', '.join(one.what)}: {one.proof} does not hold"
 
 
-CAUSAL_MMA = ("gpt2_fused.cu", "alibi_fused.cu")
-MMA = (*CAUSAL_MMA,)
+# forwards by mma.sync: with a softmax, of a causal mask; retention, which has none; other masks
+SOFTMAX_MMA = (
+    "gpt2_fused.cu", "alibi_fused.cu", "gemma_softcap_fused.cu", "head_dim_80_fused.cu", "llama_gqa_fused.cu", "llama_rotary_fused.cu",
+)  # fmt: skip
+UNBOUNDED_MMA = tuple(name for name in SOFTMAX_MMA if name != "gemma_softcap_fused.cu")  # whose scores may be large
+CAUSAL_MMA = (*SOFTMAX_MMA, "retention_fused.cu")
+OTHER_MMA = ("gpt_oss_sinks_fused.cu", "mistral_window_fused.cu", "packed_documents_fused.cu", "prefix_lm_fused.cu")
+MMA = (*CAUSAL_MMA, *OTHER_MMA)
+STREAMED_BY_HALVES = (
+    "alibi_fused.cu", "head_dim_80_fused.cu", "llama_gqa_fused.cu", "llama_rotary_fused.cu", "packed_documents_fused.cu",
+    "prefix_lm_fused.cu",
+)  # fmt: skip
 SIMT = ("cross_attention_fused.cu",)
 TILED = ("gpt2_tiled.cu", "cross_attention_tiled.cu")
 NAIVE = ("gpt2_naive.cu", "cross_attention_naive.cu")
+NAIVE_BACKWARD = ("gpt2_naive_backward.cu",)
+MMA_BACKWARD = ("gpt2_fused_backward.cu",)
 
 MORE_TILES = "tiles whose pairs the mask forbids, or which lie past the last key, are computed too, and their weights are 0"
 ALL_PARTIAL = "the mask of a full tile is computed too, and allows every pair"
@@ -86,10 +98,22 @@ HAS_A_KEY = "each row that the mask can see has a key in the first tile that is 
 # --- bounds and guards that other sizes of the plan would need
 OF_OTHER_SIZES = (
     WithoutEffect(
-        NAIVE,
+        (*NAIVE, *NAIVE_BACKWARD),
         ("min(begin + SLICE, HEAD_DIM): the first operand",),
         "the head size is a multiple of a slice",
         proof="HEAD_DIM % SLICE == 0",
+    ),
+    WithoutEffect(
+        NAIVE_BACKWARD,
+        ("min(begin + SLICE, HEAD_DIM_V): the first operand",),
+        "the head size is a multiple of a slice",
+        proof="HEAD_DIM_V % SLICE == 0",
+    ),
+    WithoutEffect(
+        NAIVE_BACKWARD,
+        ("d >= HEAD_DIM: never true", "d >= HEAD_DIM_V: never true"),
+        "each thread of the block has a column",
+        proof="THREADS_D == HEAD_DIM == HEAD_DIM_V",
     ),
     WithoutEffect(
         NAIVE,
@@ -116,7 +140,7 @@ OF_OTHER_SIZES = (
         proof="QK_WIDTH == HEAD_DIM",
     ),
     WithoutEffect(
-        MMA,
+        tuple(name for name in MMA if name != "head_dim_80_fused.cu"),
         ("r + row < TILE_ROWS: never true",),
         "the rows of each tile are a multiple of those that the block copies at once, which is the other operand",
         proof="BLOCK_Q % (THREADS // (QK_WIDTH // 8)) == BLOCK_KV % (THREADS // (HEAD_DIM_V // 8)) == 0",
@@ -182,19 +206,24 @@ OF_TILES = (
         "full ranges begin at key 0",
         proof="file:        0,  // full_begin",
     ),
-    WithoutEffect((*TILED, *SIMT, *CAUSAL_MMA, "gpt2_wgmma.cu", "gpt2_hopper.cu"), ("partial: always true",), ALL_PARTIAL),
-    WithoutEffect((*SIMT, *CAUSAL_MMA), ("tile < tile_end: one later",), f"one tile more: {MORE_TILES}"),
+    WithoutEffect((*TILED, *SIMT, *MMA, "gpt2_wgmma.cu", "gpt2_hopper.cu"), ("partial: always true",), ALL_PARTIAL),
+    WithoutEffect((*SIMT, *MMA), ("tile < tile_end: one later",), f"one tile more: {MORE_TILES}"),
     WithoutEffect(
-        ("gpt2_fused.cu",),
+        ("gpt2_fused.cu", "retention_fused.cu", "gpt_oss_sinks_fused.cu"),
         ("tile < tile_end: always true",),
         "rows of a tile that nobody visits are copied if they lie in K or V, instead of zeros",
         line="tile < tile_end ? kv_len : 0",
     ),
     WithoutEffect(
-        ("alibi_fused.cu",),
+        STREAMED_BY_HALVES,
         ("tile < tile_end: always true",),
         "rows of a tile that nobody visits are copied if they lie in K, instead of zeros",
         line="k_head, k_stride_s",
+    ),
+    WithoutEffect(
+        ("retention_fused.cu",),
+        ("min(kv_len, q_lo + 1): the second operand", "kv_idx >= kv_len: never true"),
+        "keys past the last one are zeros, as are their values: their weights are 0",
     ),
     WithoutEffect(
         ("gpt2_hopper.cu",),
@@ -211,14 +240,85 @@ OF_TILES = (
     ),
 )
 
+# --- backwards of mma.sync
+OF_MMA_BACKWARD = (
+    WithoutEffect(
+        MMA_BACKWARD,
+        (
+            "min(kv_len, q_hi + 1): the first operand",
+            "min(kv_len, q_hi + 1): the second operand",
+            "min(q_lo + BLOCK_Q, q_len): the first operand",
+            "min(q_lo + BLOCK_Q, q_len): the second operand",
+        ),
+        MORE_TILES,
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("min(kv_len, q_lo + 1): the second operand",),
+        "keys past the last one are zeros: whatever their weights, they add nothing to dQ",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("column < COLUMNS: always true",),
+        "rows in shared memory have no columns beside those of the tensor",
+        proof="QK_WIDTH == HEAD_DIM and V_WIDTH == HEAD_DIM_V",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("r + row < TILE_ROWS: never true",),
+        "the rows of each tile are a multiple of those that the block copies at once, which is the other operand",
+        proof="all(rows % (THREADS // (QK_WIDTH // 8)) == 0 for rows in (BLOCK_Q, BLOCK_KV))",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("row < BLOCK_Q: always true",),
+        "each thread of the block has a row of the tile",
+        within="load_rows",
+        proof="THREADS == BLOCK_Q",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("min(kv_lo + BLOCK_KV, kv_len): the first operand", "min(kv_lo + BLOCK_KV, kv_len): the second operand"),
+        f"fewer tiles of rows are full: {ALL_PARTIAL}",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("lse == -INF: never true", "thread_index() < BLOCK_Q: never true"),
+        "only if there are no keys does a row have none, and then no tile is visited",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("__any_sync(0xffffffff, left_out != 0): always true",),
+        "elements that are not finite are looked for, and there are none",
+    ),
+    WithoutEffect(MMA_BACKWARD, ("partial: always true",), ALL_PARTIAL),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("q_lo + column_of(j) >= q_len: never true",),
+        "rows past the last one, their dO and their delta are zeros: they add nothing to dK and dV",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD, ("tile < tile_end: always true",), "zeros, or keys that nobody reads, are copied", line="load_keys(tile)"
+    ),
+    WithoutEffect(
+        MMA_BACKWARD, ("following < tile_end: always true",), "the same after the last tile", line="load_keys(following)"
+    ),
+)
+
 # --- rows without keys
 OF_ROWS = (
     WithoutEffect(
-        NAIVE,
+        (*NAIVE, *NAIVE_BACKWARD, "gpt2_tiled.cu"),
         ("row_max == -INF: never true", "row_sum == 0.0f: never true"),
         "only if there are no keys does a row have none, and then nothing is divided",
     ),
-    WithoutEffect((*SIMT, *CAUSAL_MMA, "gpt2_wgmma.cu"), ("new_max == -INF: never true",), HAS_A_KEY),
+    WithoutEffect(
+        ("cross_attention_tiled.cu",),
+        ("row_sum == 0.0f: never true",),
+        "only if there are no keys does a row have none, and then nothing is divided",
+        within="cross_attention_softmax",
+    ),
+    WithoutEffect((*SIMT, *SOFTMAX_MMA, "gpt2_wgmma.cu"), ("new_max == -INF: never true",), HAS_A_KEY),
     WithoutEffect(("gpt2_hopper.cu",), ("new_max == -INF: never true",), HAS_A_KEY, proof="BLOCK_Q == BLOCK_KV"),
 )
 
@@ -230,9 +330,24 @@ OF_WORK = (
         tuple(f"has_vectors({x.upper()}, {x}_stride_b, {x}_stride_h, {x}_stride_s, {x}_stride_d): never true" for x in "qkv"),
         "elements are read one by one",
     ),
-    WithoutEffect(NAIVE, ("begin < kv_len: one later",), "a slice more, of no keys: its own loop ends at the last key"),
     WithoutEffect(
-        (*CAUSAL_MMA, "gpt2_wgmma.cu"),
+        NAIVE_BACKWARD,
+        ("row[k] == -INF: never true",),
+        "the exponential of -inf is 0 too: no row with keys has an infinite maximum",
+        within="gpt2_backward_softmax",
+    ),
+    WithoutEffect(
+        NAIVE_BACKWARD,
+        ("mask(q_idx, kv_idx): always true",),
+        "whoever reads dP skips pairs without weight",
+        within="gpt2_backward_weight_gradients",
+    ),
+    WithoutEffect(NAIVE_BACKWARD, ("begin < q_len: one later",), "a slice more, of no rows: its own loop ends at the last row"),
+    WithoutEffect(
+        (*NAIVE, *NAIVE_BACKWARD), ("begin < kv_len: one later",), "a slice more, of no keys: its own loop ends at the last key"
+    ),
+    WithoutEffect(
+        (*UNBOUNDED_MMA, *OTHER_MMA, "gpt2_wgmma.cu"),
         ("is_large(max[r]): always true",),
         "each tile subtracts the maximum of its rows, as after a large maximum",
         line="return -INF",
@@ -243,28 +358,30 @@ OF_WORK = (
         "each tile subtracts the maximum of its rows from the scores, as if it were large",
     ),
     WithoutEffect(
-        (*CAUSAL_MMA, "gpt2_wgmma.cu"),
+        (*SOFTMAX_MMA, *OTHER_MMA, "gpt2_wgmma.cu"),
         ("__any_sync(0xffffffff, exceeds): always true",),
         "rows whose maximum stays are multiplied by 1",
     ),
     WithoutEffect(
-        (*CAUSAL_MMA, "gpt2_wgmma.cu", "gpt2_hopper.cu"), ("__any_sync(0xffffffff, any): always true",), "0 is subtracted"
+        (*UNBOUNDED_MMA, *OTHER_MMA, "gpt2_wgmma.cu", "gpt2_hopper.cu"),
+        ("__any_sync(0xffffffff, any): always true",),
+        "0 is subtracted",
     ),
     WithoutEffect(
-        (*CAUSAL_MMA, "gpt2_wgmma.cu"),
+        (*MMA, "gpt2_wgmma.cu"),
         ("min(16 * ROW_BLOCKS, q_len - first_row): the second operand",),
         "the loop over the rows ends at 16 * ROW_BLOCKS itself",
         proof="file:for (int row = 0; row < 16 * ROW_BLOCKS;",
     ),
     WithoutEffect(
-        CAUSAL_MMA,
+        tuple(name for name in MMA if name not in ("gemma_softcap_fused.cu", "mistral_window_fused.cu")),
         ("step == 2: always true",),
         "groups without copies are closed too, and the wait is for all groups",
         line="cp_async_commit",
         proof="file:cp_async_wait<0>();  // this thread's copies of the tile have arrived",
     ),
     WithoutEffect(
-        ("alibi_fused.cu",),
+        STREAMED_BY_HALVES,
         ("step == 1: always true",),
         "groups without copies are closed too, and the wait is for all groups",
         line="cp_async_commit",
@@ -302,4 +419,4 @@ OF_WORK = (
     ),
 )
 
-WITHOUT_EFFECT = (*OF_OTHER_SIZES, *OF_TILES, *OF_ROWS, *OF_WORK)
+WITHOUT_EFFECT = (*OF_OTHER_SIZES, *OF_TILES, *OF_MMA_BACKWARD, *OF_ROWS, *OF_WORK)
