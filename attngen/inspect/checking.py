@@ -15,19 +15,23 @@ import numpy as np
 from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
 from attngen.device.protocol import Device
+from attngen.emit.emitter import emit
 from attngen.inspect.backward import backward_inputs, run_backward
 from attngen.inspect.known import Fixed, Known, Problems, Trial
 from attngen.inspect.prepare import check_call, compile_text, plan_for
 from attngen.inspect.trials import Chosen, choose_trials
 from attngen.plan import Plan
 from attngen.plan.facts import DETERMINISTIC
+from attngen.plan.heads_in_l2 import HeadsInL2
 from attngen.plan.plan import Direction
 from attngen.reference.compare import Comparison, compare
 from attngen.reference.compare_gradients import compare_gradients
 from attngen.reference.problems import Sample, Shape
-from attngen.reference.stored import apart, dense, stored
+from attngen.reference.stored import apart, dense, stored, with_layout
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV, differentiable
+
+FEW_HEADS = HeadsInL2(1, 2, 2)  # numbered together
 
 
 class GradientErrors(NamedTuple):
@@ -194,7 +198,7 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, 
     """Of `trial`: what is known of its problem may have been computed for one with other strides."""
     arrays = backward_inputs(compiled.spec, compiled.plan, known.sample, known.loss, known.truth.reference)
     start = perf_counter()
-    gradients = run_backward(_on_device_of(compiled, trial), arrays, trial.params, trial.apart)
+    gradients = run_backward(_on_device_of(compiled, trial), arrays, trial.params, trial.apart, trial.laid_out)
     done = perf_counter() - start
     computed.result()
     each = compare_gradients(gradients, known.gradients(compiled.plan))
@@ -206,14 +210,19 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, 
 
 def _run(compiled: CompiledAttention, known: Known, computed: Computed, trial: Trial) -> Found:
     start = perf_counter()
-    output, lse = _call(_on_device_of(compiled, trial), known.sample, trial.params, trial.apart)
+    output, lse = _call(_on_device_of(compiled, trial), known.sample, trial)
     done = perf_counter() - start
     computed.result()
     return compare(output, lse, known.truth), done, {}
 
 
 def _on_device_of(compiled: C, trial: Trial) -> C:
-    """The same kernel on an emulated device with the multiprocessors of `trial`; GPUs have theirs."""
+    """The same kernel on an emulated device with the multiprocessors of `trial`; GPUs have theirs. If few heads are numbered
+    together, its launches have another number of them."""
+    if trial.sections:
+        plan = replace(compiled.plan, heads_in_l2=FEW_HEADS)
+        source = replace(emit(compiled.spec, plan), text=compiled.source.text)
+        compiled = replace(compiled, plan=plan, kernel=compiled.device.compile(source))
     if not trial.multiprocessors or compiled.device.name.startswith("cuda"):
         return compiled
     from attngen.device.emulated.device import EmulatedDevice
@@ -222,7 +231,7 @@ def _on_device_of(compiled: C, trial: Trial) -> C:
     return replace(compiled, device=replace(compiled.device, multiprocessors=trial.multiprocessors))
 
 
-def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int | float], is_apart: bool) -> tuple[Any, Any]:
+def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[Any, Any]:
     """O and lse as numpy storage arrays, wherever the kernel ran."""
     arrays = stored(compiled.spec, problem)
     on_gpu = compiled.device.name.startswith("cuda")
@@ -232,9 +241,12 @@ def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int
         arrays = {name: array if isinstance(array, int) else to_gpu(array) for name, array in arrays.items()}
     q, k, v = (arrays.pop(n) for n in "qkv")
     out = None if on_gpu else _poisoned(q, compiled.spec)
-    if out is not None and is_apart:
+    if out is not None and trial.apart:
         q, k, v, out = apart([q, k, v, out])
-    named: dict[str, Any] = {**arrays, **params}
+    if trial.laid_out and not on_gpu:
+        name, layout = trial.laid_out
+        q, k, v = (with_layout(array, layout) if n == name else array for n, array in zip("qkv", (q, k, v), strict=True))
+    named: dict[str, Any] = {**arrays, **trial.params}
     result = compiled(q, k, v, out=out, **named)
     output, lse = result if compiled.spec.lse else (result, None)
     if on_gpu:

@@ -13,9 +13,13 @@ from attngen.reference.compare_gradients import GradientTruth, gradient_truth
 from attngen.reference.coverage import Exercise
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import USUAL, Draw, Sample, Shape, sample
+from attngen.reference.stored import Layout
 from attngen.spec.attention import AttentionSpec
 
 REMEMBERED = 64  # problems
+LAYOUTS: dict[Layout, str] = {
+    "rows": "rows that are not aligned", "base": "an address that is not aligned", "columns": "columns that are not neighbours"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,9 @@ class Fixed:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If
-    `multiprocessors` is not 0, the emulated device has as many: persistent blocks, and blocks over which keys are split."""
+    `multiprocessors` is not 0, the emulated device has as many: persistent blocks, and blocks over which keys are split. With
+    `sections`, few heads are numbered together (`attngen.plan.heads_in_l2`). `laid_out` is an array by its name, and its layout
+    (`stored.with_layout`)."""
 
     shape: Shape
     params: Mapping[str, int | float]
@@ -43,6 +49,8 @@ class Trial:
     draw: Draw = USUAL
     apart: bool = field(default=False, compare=False)
     multiprocessors: int = field(default=0, compare=False)
+    sections: bool = field(default=False, compare=False)
+    laid_out: tuple[str, Layout] | None = field(default=None, compare=False)
 
     def problem(self, spec: AttentionSpec) -> Sample:
         return sample(spec, self.shape, self.seed, self.draw)
@@ -55,6 +63,9 @@ class Trial:
         parts += [f"{name} {sizes[name]}" for name in spec.free_dims]
         parts += [f"{p.name} {self.params[p.name]}" for p in spec.params if p.name in self.params]
         parts += ["strides of its own for each array"] if self.apart else []
+        parts += [f"{LAYOUTS[self.laid_out[1]]} of {self.laid_out[0]}"] if self.laid_out else []
+        parts += ["few heads numbered together"] if self.sections else []
+        parts += [f"{self.draw.scores} scores"] if self.draw.scores != "random" else []
         parts += [f"a device of {counted(self.multiprocessors, 'multiprocessor')}"] if self.multiprocessors else []
         return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")
 

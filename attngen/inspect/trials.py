@@ -7,8 +7,9 @@ is said (`Chosen.missed`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.aimed import BEYOND, Aim, aims
@@ -36,8 +37,11 @@ __all__ = ["Chosen", "Fixed", "Known", "Problems", "Trial", "choose_trials"]
 BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that is preferred, and of any
 EDGE_BUDGET = 1.0  # of a problem for the edges of tiles alone
 AIMED_LIMIT = 1.0  # of a problem that is aimed at a circumstance
+MOST_VARIED = 20  # shapes, of which other params and captured tensors are tried for circumstances
+OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 STEEP = (8.0, 64.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
+FAR_APART: tuple[Literal["huge", "negative"], ...] = ("huge", "negative")
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
 FIXED = "the lengths are fixed: with other lengths, more can happen to a block of rows or keys"
 
@@ -94,6 +98,7 @@ class _Search:
         self.left |= dict.fromkeys(one for one in wanted if one in OF_PROBLEMS)
         self.aimed = dict.fromkeys(one for one in wanted if one not in OF_PROBLEMS)
         self.dear: dict[Circumstance, Trial] = {}  # of circumstances, the cheapest problem that takes too long
+        self._cases: dict[tuple[Any, ...], tuple[Known, Case]] = {}  # of problems, which it keeps: keys are their identities
         self.trials: list[Trial] = []
         self.refusal: Exception | None = None
 
@@ -188,11 +193,28 @@ class _Search:
         """Adds small problems, each for circumstances that no problem has yet."""
         if self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return
-        for aim in aims(self.spec, self.plan, self.tile, self._constants()):
-            if not self.aimed:
+        every = [*aims(self.spec, self.plan, self.tile, self._constants())]
+        usual = [(aim, trial) for aim in every if (trial := self._aimed_at(aim)) is not None]
+        self._cover([trial for aim, trial in usual if not aim.steep])
+        for trial in (trial for aim, trial in usual if aim.steep):
+            self._take_steep(trial)
+        for trial in [trial for aim, trial in usual if aim.varied][:MOST_VARIED]:
+            self._take_varied(trial)
+
+    def _cover(self, trials: Sequence[Trial]) -> None:
+        """Adds those problems, one after another, in which most occurs for their time."""
+        cases = [(trial, self._case(trial)) for trial in trials]
+        found = [(trial, {*self._occurring(case, trial)}, seconds(case)) for trial, case in cases]
+        for trial, goals, time in found:
+            if time > AIMED_LIMIT:
+                for one in goals:
+                    self.dear.setdefault(one, trial)
+        cheap = [one for one in found if one[2] <= AIMED_LIMIT]
+        while cheap:
+            best, goals, _ = max(cheap, key=lambda one: len(one[1] & {*self.aimed}) / (one[2] + OVERHEAD))
+            if not goals & {*self.aimed}:
                 return
-            for trial in self._aimed_at(aim):
-                self._take_cheap(trial)
+            self._add(best)
 
     def _take_cheap(self, trial: Trial) -> None:
         """Adds a problem if something occurs in it that has not yet, and if it is cheap."""
@@ -205,31 +227,36 @@ class _Search:
         for one in found:
             self.dear.setdefault(one, trial)
 
-    def _aimed_at(self, aim: Aim) -> Iterator[Trial]:
-        """The problems of an aim: the usual one, and those with other params and values."""
+    def _aimed_at(self, aim: Aim) -> Trial | None:
+        """The problem of an aim with the usual params and values; None if its call is refused."""
         fixed, shape = self.fixed, aim.shape
         batch = shape.batch if fixed.batch is None else fixed.batch
         kv_heads = fixed.kv_heads or fixed.heads or shape.kv_heads
         heads = fixed.heads or kv_heads * (shape.q_heads // shape.kv_heads)
         usual = self._possible(Shape(batch, heads, kv_heads, shape.q_len, shape.kv_len, dict(fixed.free)))
-        if usual is None:
-            return
-        usual = replace(usual, multiprocessors=aim.multiprocessors)
-        if not aim.steep:
-            yield usual
-        for magnitude in STEEP if aim.steep and any(goal.by_scores for goal in self.aimed) else ():
-            yield replace(usual, draw=replace(usual.draw, magnitude=magnitude, integers="two documents"))
-        if not aim.varied:
-            return
+        return (
+            None
+            if usual is None
+            else replace(usual, multiprocessors=aim.multiprocessors, sections=aim.sections, laid_out=aim.laid_out)
+        )
+
+    def _take_steep(self, usual: Trial) -> None:
+        draws = [replace(usual.draw, magnitude=magnitude, integers="two documents") for magnitude in STEEP]
+        draws += [replace(usual.draw, scores=scores) for scores in FAR_APART]
+        for draw in draws:
+            if any(goal.by_scores for goal in self.aimed):
+                self._take_cheap(replace(usual, draw=draw))
+
+    def _take_varied(self, usual: Trial) -> None:
         for variants in (self._by_params, self._by_extremes, self._by_integers):
             for one in variants(usual):
-                if any(goal.by_values for goal in self.aimed) and (possible := self._possible_with(one)) is not None:
-                    yield possible
+                if any(goal.by_values for goal in self.aimed) and (possible := self._with_sizes(one)) is not None:
+                    self._take_cheap(possible)
 
     def _by_extremes(self, trial: Trial) -> Iterator[Trial]:
         if self.spec.inputs:
-            draw = replace(trial.draw, integers="extremes", hides_rows=True)
-            yield from (replace(trial, seed=self.fixed.seed + step, draw=draw) for step in range(2))
+            yield replace(trial, draw=replace(trial.draw, integers="least", hides_rows=True))
+            yield replace(trial, draw=replace(trial.draw, integers="largest", hides_rows=True))
 
     def _add(self, trial: Trial) -> None:
         self.trials.append(trial)
@@ -239,12 +266,18 @@ class _Search:
             self.dear.pop(one, None)
 
     def _occurring(self, case: Case, trial: Trial) -> list[Circumstance]:
-        steep = trial.draw.magnitude != 1
+        steep = trial.draw.magnitude != 1 or trial.draw.scores != "random"
         return [one for one in self.aimed if (steep or not one.by_scores) and one.occurs(case)]
 
     def _case(self, trial: Trial) -> Case:
-        sizes, problem = trial.shape.sizes(self.spec), self.problems.known(trial).sample
-        return Case(self.spec, self.plan, self.tile, sizes, trial.params, problem, trial.multiprocessors)
+        known = self.problems.known(trial)
+        setting = (trial.multiprocessors, trial.sections, trial.laid_out)
+        key = (id(known), *setting)
+        if key not in self._cases:
+            sizes = trial.shape.sizes(self.spec)
+            case = Case(self.spec, self.plan, self.tile, sizes, trial.params, known.sample, *setting)
+            self._cases[key] = (known, case)
+        return self._cases[key][1]
 
     def _wrong_bounds(self, trial: Trial, seen: set[str]) -> set[str]:
         """The changes of the plan's bounds, other than those in `seen`, with which the problem has a result that a check
@@ -291,9 +324,14 @@ class _Search:
 
     def _possible_with(self, trial: Trial) -> Trial | None:
         """`trial` with free sizes for its params, if its call is not refused and within the limit."""
+        one = self._with_sizes(trial)
+        return one if one is not None and self._seconds(one) <= LIMIT else None
+
+    def _with_sizes(self, trial: Trial) -> Trial | None:
+        """`trial` with free sizes for its params, if its call is not refused."""
         shape = with_free_sizes(self.spec, replace(trial.shape, free=dict(self.fixed.free)), trial.params)
         one = replace(trial, shape=shape)
-        return one if self._is_call(one) and self._seconds(one) <= LIMIT else None
+        return one if self._is_call(one) else None
 
     def _is_call(self, trial: Trial) -> bool:
         try:
