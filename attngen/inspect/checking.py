@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from threading import Thread
+from threading import Lock, Thread
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,6 +31,7 @@ from attngen.reference.stored import apart, dense, stored, with_layout
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV, differentiable
 
+COMPILERS = 2  # kernels that are compiled at a time
 FEW_HEADS = HeadsInL2(1, 2, 2)  # numbered together
 
 
@@ -117,7 +118,8 @@ def check_spec(
     kernels = [Kernel(schedule, device, wanted, deterministic) for schedule in schedules for device in devices]
     chosen = Chosen((Trial(shape, params, seed),), ())
     planned = [(kernel, plan_for(spec, *kernel), chosen) for kernel in kernels]
-    return _results(planned, Problems(spec), text, lambda _: None)
+    compiling = _Compiling(spec, [(kernel.device, plan) for kernel, plan, _ in planned], text)
+    return _results(planned, Problems(spec), compiling, lambda _: None)
 
 
 def check_exercised(
@@ -127,46 +129,91 @@ def check_exercised(
 
     `progress` receives what is done next, in words.
     """
-    planned, problems = [], Problems(spec)
-    known: dict[tuple[str, str, bool], Chosen] = {}
-    for kernel in (Kernel(*one) for one in kernels):
-        plan = plan_for(spec, *kernel)
-        key = (kernel.schedule, kernel.device.arch, bool(kernel.wanted) and plan.schedule.is_tiled)
-        if key not in known:
-            progress(f"choosing problems for {spec.name}, {kernel.schedule}")
-            known[key] = choose_trials(spec, plan, fixed, problems)
-        planned.append((kernel, plan, known[key]))
-    return _results(planned, problems, text, progress)
+    problems = Problems(spec)
+    plans = [(Kernel(*kernel), plan_for(spec, *kernel)) for kernel in kernels]
+    compiling = _Compiling(spec, [(kernel.device, plan) for kernel, plan in plans], text)
+    planned, known = [], dict[tuple[str, str, bool], Chosen]()
+    try:
+        for kernel, plan in plans:
+            key = (kernel.schedule, kernel.device.arch, bool(kernel.wanted) and plan.schedule.is_tiled)
+            if key not in known:
+                progress(f"choosing problems for {spec.name}, {kernel.schedule}")
+                known[key] = choose_trials(spec, plan, fixed, problems)
+            planned.append((kernel, plan, known[key]))
+    except BaseException:
+        compiling.cancel()
+        raise
+    return _results(planned, problems, compiling, progress)
+
+
+Made = CompiledAttention | CompiledBackward
+
+
+class _Compiling:
+    """Kernels that threads compile one after another, which nobody waits for: a command that is interrupted ends at once."""
+
+    def __init__(self, spec: AttentionSpec, kernels: Sequence[tuple[Device, Plan]], text: str | None) -> None:
+        self.spec, self.text = spec, text
+        self.kernels = [(*kernel, Future[tuple[Made, float]]()) for kernel in kernels]
+        self._next = iter(self.kernels)
+        self._lock = Lock()
+        for _ in range(min(COMPILERS, len(self.kernels))):
+            Thread(target=self._compile, name="attngen-compile", daemon=True).start()
+
+    def _compile(self) -> None:
+        while True:
+            with self._lock:
+                device, plan, future = next(self._next, (None, None, None))
+            if device is None or plan is None or future is None:
+                return
+            if not future.set_running_or_notify_cancel():
+                continue
+            start = perf_counter()
+            try:
+                made = compile_text(self.spec, plan, device, self.text)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result((made, perf_counter() - start))
+
+    def result(self, number: int) -> tuple[Made, float]:
+        """A compiled kernel, and the seconds that it took. Raises the exceptions of compiling."""
+        return self.kernels[number][2].result()
+
+    def cancel(self) -> None:
+        for *_, future in self.kernels:
+            future.cancel()
 
 
 def _results(
-    planned: Sequence[tuple[Kernel, Plan, Chosen]], problems: Problems, text: str | None, progress: Progress
+    planned: Sequence[tuple[Kernel, Plan, Chosen]], problems: Problems, compiling: _Compiling, progress: Progress
 ) -> Iterator[Checked]:
-    """What kernels are compared with is computed by another thread, while they are compiled and run."""
-    spec = problems.spec
-    for (schedule, device, wanted, _), plan, chosen in planned:
-        name = f"{spec.name}, {schedule}{' backward' if wanted else ''}"
-        knowns = [problems.known(trial) for trial in chosen.trials]
-        with _computed_beside(knowns, plan) as expected:
-            progress(f"compiling {name} for {device.name}")
-            start = perf_counter()
-            compiled = compile_text(spec, plan, device, text)
-            compile_seconds = perf_counter() - start
-            tried = []
-            for number, (trial, known, computed) in enumerate(zip(chosen.trials, knowns, expected, strict=True), 1):
-                progress(f"running {name} on {device.name}: problem {number} of {len(expected)}")
-                run = _run_backward if isinstance(compiled, CompiledBackward) else _run
-                found = run(compiled, known, computed, trial)  # type: ignore[arg-type]
-                of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
-                tried.append(Tried(*of_trial, *found))
-        others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
-        missed = (*chosen.missed, *([f"gradients of {', '.join(others)}"] if others else []))
-        worst = max(tried, key=lambda one: one.comparison.excess)
-        seconds = sum(one.run_seconds for one in tried)
-        yield Checked(
-            spec.name, schedule, plan.schedule.name, device.name, plan.arch.name, worst.comparison, compile_seconds, seconds,
-            tuple(tried), missed, chosen.absent, plan.direction,
-        )  # fmt: skip
+    """Kernels are compiled, and what they are compared with is computed, by other threads, while those before run."""
+    try:
+        for number, ((schedule, device, wanted, _), plan, chosen) in enumerate(planned):
+            spec = problems.spec
+            name = f"{spec.name}, {schedule}{' backward' if wanted else ''}"
+            knowns = [problems.known(trial) for trial in chosen.trials]
+            with _computed_beside(knowns, plan) as expected:
+                progress(f"compiling {name} for {device.name}")
+                compiled, compile_seconds = compiling.result(number)
+                tried = []
+                for position, (trial, known, computed) in enumerate(zip(chosen.trials, knowns, expected, strict=True), 1):
+                    progress(f"running {name} on {device.name}: problem {position} of {len(expected)}")
+                    run = _run_backward if isinstance(compiled, CompiledBackward) else _run
+                    found = run(compiled, known, computed, trial)  # type: ignore[arg-type]
+                    of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
+                    tried.append(Tried(*of_trial, *found))
+            others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
+            missed = (*chosen.missed, *([f"gradients of {', '.join(others)}"] if others else []))
+            worst = max(tried, key=lambda one: one.comparison.excess)
+            seconds = sum(one.run_seconds for one in tried)
+            yield Checked(
+                spec.name, schedule, plan.schedule.name, device.name, plan.arch.name, worst.comparison, compile_seconds,
+                seconds, tuple(tried), missed, chosen.absent, plan.direction,
+            )  # fmt: skip
+    finally:
+        compiling.cancel()
 
 
 @contextmanager

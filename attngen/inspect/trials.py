@@ -38,6 +38,7 @@ BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that i
 EDGE_BUDGET = 1.0  # of a problem for the edges of tiles alone
 AIMED_LIMIT = 1.0  # of a problem that is aimed at a circumstance
 MOST_VARIED = 20  # shapes, of which other params and captured tensors are tried for circumstances
+FEW_KEYS = 9
 OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 STEEP = (8.0, 64.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
@@ -90,6 +91,7 @@ class _Search:
         self.tile = (NAIVE_TILE, NAIVE_TILE) if naive else (plan.block_q, plan.block_kv)
         self.params: dict[str, int | float] = {p.name: p.default for p in spec.params if p.default is not None}
         self.params |= fixed.params
+        self.has_booleans = any(i.dtype.kind == "bool" for i in spec.inputs)  # drawn by the tile: other problems are shared
         changes = alternatives(spec, MAX_ALTERNATIVES + 1)
         beyond = f"parts of the mask and score after the first {MAX_ALTERNATIVES}: they are not tried"
         self.untried = (beyond,) if len(changes) > MAX_ALTERNATIVES else ()
@@ -114,11 +116,10 @@ class _Search:
         rows, keys = self.tile
         short = -(-max(rows, keys) // keys) * keys + 1
         if self.plan.schedule.is_tiled:
-            long = -(-max(rows, max(2, self.plan.stages) * keys) // keys) * keys + 1
             few = keys - 1  # a full range one longer would take the key past them
-            lengths = [(long, long + keys), (long, long), (short, short + 2), (short, short)]
+            lengths = [(short, max(short, 2 * keys + 1) + keys), (short, short), (short, short + 2)]
         else:
-            few = keys // 4 + 1
+            few = FEW_KEYS
             lengths = [(short, short + 2), (keys // 2 + 1, short)]
         yield [self._shape(1, *n) for n in lengths]
         yield [self._shape(1, *n) for n in lengths]
@@ -136,9 +137,9 @@ class _Search:
         return [self._shape(1, *lengths) for lengths in ((rows, length), (length, keys), (length, length))]
 
     def _shape(self, batch: int, q_len: int, kv_len: int) -> Shape:
-        """Groups of two heads; of one head of K and V, and with several batches of two."""
+        """One head; with several batches, groups of two heads."""
         fixed = self.fixed
-        heads = fixed.heads or fixed.kv_heads or 2 * batch
+        heads = fixed.heads or fixed.kv_heads or (1 if batch == 1 else 2 * batch)
         kv_heads = fixed.kv_heads or (heads // 2 if heads % 2 == 0 and fixed.heads is None else heads)
         batch = batch if fixed.batch is None else fixed.batch
         return Shape(batch, heads, kv_heads, q_len, kv_len, dict(fixed.free))
@@ -303,7 +304,7 @@ class _Search:
             except ArgumentError as error:  # and ObligationError
                 self.refusal = self.refusal or error
                 continue
-            return Trial(sized, params, self.fixed.seed, Draw(tile=self.tile))
+            return Trial(sized, params, self.fixed.seed, Draw(tile=self.tile if self.has_booleans else None))
         return None
 
     def _varied(self, trial: Trial) -> tuple[Trial, set[Goal]]:
