@@ -45,12 +45,14 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
     yield from _several_batches(plan, tile)
     yield from _own(spec, plan, tile)
     if plan.heads_in_l2 is not None:
-        yield Aim(Shape(1, 3, 3, tile[0] + 1, FEW), varied=False, sections=True)
+        yield Aim(Shape(2, 4, 2, tile[0] + 1, FEW), varied=False, sections=True)
     if plan.schedule.is_tiled and not plan.schedule.on_tensor_cores:
         for layout, name in product(LAYOUTS, ("q", "k", "v", *(("dout",) if plan.wanted else ()))):
             yield Aim(Shape(1, 1, 1, FEW, FEW), varied=False, laid_out=(name, layout))
+    if not plan.schedule.is_tiled:
+        yield Aim(Shape(1, 1, 1, 2 * FEW, 4 * FEW), varied=False, steep=True)
     for n in (2, 4, 8, 16):
-        for q_len in (max(tile[1] // 4, 1), n * tile[1], n * tile[1] + 1):
+        for q_len in (n * tile[1], max(tile[1] // 4, 1), n * tile[1] + 1):
             yield Aim(Shape(1, 1, 1, q_len, n * tile[1] + 1), varied=False, steep=True)
     rows, keys = tile
     for c in constants:

@@ -365,7 +365,7 @@ OWN = (
         lambda case: (
             case.sections
             and not case.is_empty
-            and case.sizes["kv_heads"] * case.sizes["batch"] == 3
+            and case.sizes["kv_heads"] * case.sizes["batch"] > 2
             and case.sizes["q_len"] > case.tile[0]
         ),
     ),
@@ -421,18 +421,22 @@ def _has_idle(tiles: Any) -> bool:
 # --- values
 
 
-def _rises(case: Case) -> bool:
+def _rises(case: Case, both: bool = True) -> bool:
     """Whether the first head has a row of RISES if its tiles are visited from the first one on, and one if from the last one
-    on."""
+    on; or in one of these orders."""
     if case.is_empty or case.sizes["kv_len"] <= case.tile[1]:
         return False
     step = case.splits * case.plan.tile.warps if case.plan.schedule.packs_heads else 1
     visited = case.of_tiles(case.first_scores, -np.inf)[::step]
-    return len(visited) > 1 and _rise(visited) and _rise(visited[::-1])
+    return len(visited) > 1 and (all if both else any)((_rise(visited), _rise(visited[::-1])))
 
 
-def _fills_a_block(case: Case) -> bool:
-    return not _tiled(case.plan) or case.sizes["q_len"] >= case.tile[0]
+def _fills_a_tile(case: Case) -> bool:
+    """Whether a block of the first head visits several tiles, of which one is full: in partial ones scores are masked."""
+    if not _tiled(case.plan):
+        return True
+    kinds = case.kinds(0, 0)
+    return bool(((kinds == FULL).any(1) & ((kinds != EMPTY).sum(1) > 1)).any())
 
 
 def _rise(maxima: Any) -> bool:
@@ -462,7 +466,7 @@ OVERFLOWS = Circumstance(
     "large_scores",
     "a row whose weights would overflow if its maximum were not subtracted",
     lambda plan: plan.facts.spec.normalize == "softmax" and plan.facts.shift is None,
-    lambda case: not case.is_empty and _fills_a_block(case) and bool((case.row_maxima > OVERFLOW).any()),
+    lambda case: not case.is_empty and _fills_a_tile(case) and bool((case.row_maxima > OVERFLOW).any()),
     by_scores=True,
 )
 HUGE = Circumstance(
@@ -473,7 +477,7 @@ HUGE = Circumstance(
         not case.is_empty
         and bool((case.row_maxima > MUCH).any())
         and bool((case.row_maxima < OVERFLOW).any())
-        and case.sizes["kv_len"] > case.tile[1]
+        and _fills_a_tile(case)
     ),
     by_scores=True,
 )
@@ -481,7 +485,7 @@ NEGATIVE = Circumstance(
     "negative_scores",
     "a row whose scores are all negative, and whose maximum rises from tile to tile",
     rescales,
-    lambda case: not case.is_empty and bool((case.row_maxima < 0).all()) and _rises(case),
+    lambda case: not case.is_empty and bool((case.row_maxima < 0).all()) and _fills_a_tile(case) and _rises(case, both=False),
     by_scores=True,
 )
 JOINS = Circumstance(

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+import numpy as np
 
 from attngen.diagnostics import counted
 from attngen.plan import Plan
 from attngen.reference.compare import Truth, truth
 from attngen.reference.compare_gradients import GradientTruth, gradient_truth
 from attngen.reference.coverage import Exercise
+from attngen.reference.definition import allowed_rows
 from attngen.reference.gradients import Loss, sample_loss
-from attngen.reference.problems import USUAL, Draw, Sample, Shape, sample
+from attngen.reference.numpy_oracle import numbers_of
+from attngen.reference.problems import USUAL, Array, Draw, Sample, Shape, sample
 from attngen.reference.stored import Layout
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import round_to_storage
 
 REMEMBERED = 64  # problems
 LAYOUTS: dict[Layout, str] = {
@@ -82,6 +87,34 @@ class Known:
         return Exercise(self.spec, self.sample, self.trial.params)
 
     @cached_property
+    def hidden(self) -> tuple[Array, Array]:
+        """The rows [batch, q_heads, q_len] without keys, and the keys [batch, kv_heads, kv_len] that no row sees."""
+        (batch, heads, q_len, _), (_, kv_heads, kv_len, _) = self.sample.q.shape, self.sample.k.shape
+        pairs = np.ones((batch, heads, q_len, kv_len), bool)
+        if self.spec.mask is not None and pairs.size:
+            numbers = numbers_of(self.spec, self.sample, self.trial.params, np.float32)
+            with np.errstate(all="ignore"):
+                for b, h in np.ndindex(batch, heads):
+                    pairs[b, h] = allowed_rows(numbers, b, h, slice(0, q_len))
+        of_groups = pairs.reshape(batch, kv_heads, heads // max(kv_heads, 1), q_len, kv_len)
+        rows: Array = ~pairs.any(3)
+        keys: Array = ~of_groups.any((2, 3))
+        return rows, keys
+
+    @cached_property
+    def poisoned(self) -> Sample:
+        """The problem with NaN in Q and K where the mask hides them: they leave no trace in a result."""
+        rows, keys = self.hidden
+        return replace(self.sample, q=_with_nan(self.sample.q, rows, self.spec), k=_with_nan(self.sample.k, keys, self.spec))
+
+    @cached_property
+    def poisoned_loss(self) -> Loss:
+        """The same of dO. A row without keys may have a sink, which has a gradient."""
+        if self.spec.sink is not None:
+            return self.loss
+        return replace(self.loss, dout=_with_nan(self.loss.dout, self.hidden[0], self.spec))
+
+    @cached_property
     def truth(self) -> Truth:
         return truth(self.spec, self.sample, self.trial.params)
 
@@ -103,6 +136,15 @@ class Known:
             self.gradients(plan)
         else:
             _ = self.truth
+
+
+def _with_nan(array: Array, hidden: Array, spec: AttentionSpec) -> Array:
+    """`array` with NaN in the rows that are `hidden`."""
+    if not hidden.any():
+        return array
+    found = array.copy()
+    found[hidden] = round_to_storage(np.full((), np.nan, np.float32), spec.dtype)
+    return found
 
 
 class Problems:

@@ -41,7 +41,7 @@ MOST_VARIED = 20  # shapes, of which other params and captured tensors are tried
 FEW_KEYS = 9
 OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
-STEEP = (8.0, 64.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
+STEEP = (64.0, 8.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
 FAR_APART: tuple[Literal["huge", "negative"], ...] = ("huge", "negative")
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
 FIXED = "the lengths are fixed: with other lengths, more can happen to a block of rows or keys"
@@ -120,7 +120,7 @@ class _Search:
             lengths = [(short, max(short, 2 * keys + 1) + keys), (short, short), (short, short + 2)]
         else:
             few = FEW_KEYS
-            lengths = [(short, short + 2), (keys // 2 + 1, short)]
+            lengths = [(2 * few, short + 2), (short, 2 * few), (short, short + 2)]
         yield [self._shape(1, *n) for n in lengths]
         yield [self._shape(1, *n) for n in lengths]
         yield [self._shape(2, *n) for n in ((rows + 1, few), (few - 2, few), (few, few))]
@@ -235,11 +235,10 @@ class _Search:
         kv_heads = fixed.kv_heads or fixed.heads or shape.kv_heads
         heads = fixed.heads or kv_heads * (shape.q_heads // shape.kv_heads)
         usual = self._possible(Shape(batch, heads, kv_heads, shape.q_len, shape.kv_len, dict(fixed.free)))
-        return (
-            None
-            if usual is None
-            else replace(usual, multiprocessors=aim.multiprocessors, sections=aim.sections, laid_out=aim.laid_out)
-        )
+        if usual is None:
+            return None
+        sections = aim.sections or usual.sections
+        return replace(usual, multiprocessors=aim.multiprocessors, sections=sections, laid_out=aim.laid_out)
 
     def _take_steep(self, usual: Trial) -> None:
         draws = [replace(usual.draw, magnitude=magnitude, integers="two documents") for magnitude in STEEP]
@@ -255,7 +254,7 @@ class _Search:
                     self._take_cheap(possible)
 
     def _by_extremes(self, trial: Trial) -> Iterator[Trial]:
-        if self.spec.inputs:
+        if any(i.dtype.kind != "float" for i in self.spec.inputs):
             yield replace(trial, draw=replace(trial.draw, integers="least", hides_rows=True))
             yield replace(trial, draw=replace(trial.draw, integers="largest", hides_rows=True))
 
@@ -304,7 +303,9 @@ class _Search:
             except ArgumentError as error:  # and ObligationError
                 self.refusal = self.refusal or error
                 continue
-            return Trial(sized, params, self.fixed.seed, Draw(tile=self.tile if self.has_booleans else None))
+            draw = Draw(tile=self.tile if self.has_booleans else None)
+            sections = self.plan.heads_in_l2 is not None and sized.batch > 1
+            return Trial(sized, params, self.fixed.seed, draw, sections=sections)
         return None
 
     def _varied(self, trial: Trial) -> tuple[Trial, set[Goal]]:
