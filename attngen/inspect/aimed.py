@@ -51,7 +51,7 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
             yield Aim(Shape(1, 1, 1, FEW, FEW), varied=False, laid_out=(name, layout))
     if not plan.schedule.is_tiled:
         yield Aim(Shape(1, 1, 1, 2 * FEW, 4 * FEW), varied=False, steep=True)
-    for n in (2, 4, 8, 16):
+    for n in (2, 4, 8, 16) if plan.schedule.packs_heads else (2, 4):
         for q_len in (n * tile[1], max(tile[1] // 4, 1), n * tile[1] + 1):
             yield Aim(Shape(1, 1, 1, q_len, n * tile[1] + 1), varied=False, steep=True)
     rows, keys = tile

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,11 +26,15 @@ OVERFLOW = 100.0  # of a score whose exponential is infinite in fp32
 ALIGNED = 8  # elements: rows of captured tensors then begin at multiples of 16 bytes
 
 
+Scores = Literal["steep", "huge", "negative"]
+
+
 @dataclass(frozen=True, slots=True)
 class Circumstance:
     """`what` happens, in words, to plans that it `applies` to. `absent` says it of a mask with which no problem has it.
 
-    `by_values`: params and captured tensors may decide whether it occurs, not sizes alone. `by_scores`: it takes large scores.
+    `by_values`: params and captured tensors may decide whether it occurs, not sizes alone. `scores`: those that it takes,
+    if they are not the usual ones.
     """
 
     name: str
@@ -39,7 +43,7 @@ class Circumstance:
     occurs: Callable[[Case], bool]
     absent: str = ""
     by_values: bool = False
-    by_scores: bool = False
+    scores: Scores | None = None
 
     def __str__(self) -> str:
         return self.what
@@ -460,14 +464,14 @@ RISES = Circumstance(
     "a row whose maximum rises so far after its first tile that its sums are rescaled",
     rescales,
     _rises,
-    by_scores=True,
+    scores="steep",
 )
 OVERFLOWS = Circumstance(
     "large_scores",
     "a row whose weights would overflow if its maximum were not subtracted",
     lambda plan: plan.facts.spec.normalize == "softmax" and plan.facts.shift is None,
     lambda case: not case.is_empty and _fills_a_tile(case) and bool((case.row_maxima > OVERFLOW).any()),
-    by_scores=True,
+    scores="steep",
 )
 HUGE = Circumstance(
     "huge_scores",
@@ -479,14 +483,14 @@ HUGE = Circumstance(
         and bool((case.row_maxima < OVERFLOW).any())
         and _fills_a_tile(case)
     ),
-    by_scores=True,
+    scores="huge",
 )
 NEGATIVE = Circumstance(
     "negative_scores",
     "a row whose scores are all negative, and whose maximum rises from tile to tile",
     rescales,
     lambda case: not case.is_empty and bool((case.row_maxima < 0).all()) and _fills_a_tile(case) and _rises(case, both=False),
-    by_scores=True,
+    scores="negative",
 )
 JOINS = Circumstance(
     "joined_splits", "a row whose keys lie in several splits, which are joined", _decode, _joins, by_values=True

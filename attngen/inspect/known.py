@@ -90,16 +90,14 @@ class Known:
     def hidden(self) -> tuple[Array, Array]:
         """The rows [batch, q_heads, q_len] without keys, and the keys [batch, kv_heads, kv_len] that no row sees."""
         (batch, heads, q_len, _), (_, kv_heads, kv_len, _) = self.sample.q.shape, self.sample.k.shape
-        pairs = np.ones((batch, heads, q_len, kv_len), bool)
+        pairs: Array = np.ones((batch, heads, q_len, kv_len), bool)
         if self.spec.mask is not None and pairs.size:
             numbers = numbers_of(self.spec, self.sample, self.trial.params, np.float32)
             with np.errstate(all="ignore"):
                 for b, h in np.ndindex(batch, heads):
                     pairs[b, h] = allowed_rows(numbers, b, h, slice(0, q_len))
-        of_groups = pairs.reshape(batch, kv_heads, heads // max(kv_heads, 1), q_len, kv_len)
-        rows: Array = ~pairs.any(3)
-        keys: Array = ~of_groups.any((2, 3))
-        return rows, keys
+        of_groups: Array = pairs.reshape(batch, kv_heads, heads // max(kv_heads, 1), q_len, kv_len)
+        return np.asarray(~pairs.any(3)), np.asarray(~of_groups.any((2, 3)))
 
     @cached_property
     def poisoned(self) -> Sample:

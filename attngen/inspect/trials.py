@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.aimed import BEYOND, Aim, aims
@@ -20,6 +20,7 @@ from attngen.inspect.circumstances import (
     UNEQUAL,
     Circumstance,
     Goal,
+    Scores,
     wanted_circumstances,
     wrong_pairs,
 )
@@ -42,7 +43,6 @@ FEW_KEYS = 9
 OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 STEEP = (64.0, 8.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
-FAR_APART: tuple[Literal["huge", "negative"], ...] = ("huge", "negative")
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
 FIXED = "the lengths are fixed: with other lengths, more can happen to a block of rows or keys"
 
@@ -241,11 +241,15 @@ class _Search:
         return replace(usual, multiprocessors=aim.multiprocessors, sections=sections, laid_out=aim.laid_out)
 
     def _take_steep(self, usual: Trial) -> None:
-        draws = [replace(usual.draw, magnitude=magnitude, integers="two documents") for magnitude in STEEP]
-        draws += [replace(usual.draw, scores=scores) for scores in FAR_APART]
-        for draw in draws:
-            if any(goal.by_scores for goal in self.aimed):
+        for scores, draw in self._steep_draws(usual.draw):
+            if any(goal.scores == scores for goal in self.aimed):
                 self._take_cheap(replace(usual, draw=draw))
+
+    def _steep_draws(self, usual: Draw) -> Iterator[tuple[Scores, Draw]]:
+        for magnitude in STEEP:
+            yield "steep", replace(usual, magnitude=magnitude, integers="two documents")
+        yield "huge", replace(usual, scores="huge")
+        yield "negative", replace(usual, scores="negative")
 
     def _take_varied(self, usual: Trial) -> None:
         for variants in (self._by_params, self._by_extremes, self._by_integers):
@@ -266,8 +270,8 @@ class _Search:
             self.dear.pop(one, None)
 
     def _occurring(self, case: Case, trial: Trial) -> list[Circumstance]:
-        steep = trial.draw.magnitude != 1 or trial.draw.scores != "random"
-        return [one for one in self.aimed if (steep or not one.by_scores) and one.occurs(case)]
+        scores = trial.draw.scores if trial.draw.scores != "random" else "steep" if trial.draw.magnitude != 1 else None
+        return [one for one in self.aimed if one.scores in (None, scores) and one.occurs(case)]
 
     def _case(self, trial: Trial) -> Case:
         known = self.problems.known(trial)
