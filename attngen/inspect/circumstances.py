@@ -31,7 +31,7 @@ Scores = Literal["steep", "huge", "negative"]
 
 @dataclass(frozen=True, slots=True)
 class Circumstance:
-    """`what` happens, in words, to plans that it `applies` to. `absent` says it of a mask with which no problem has it.
+    """`what` happens, in words, to plans that it `applies` to. `absent` says why it may not: what the mask is like.
 
     `by_values`: params and captured tensors may decide whether it occurs, not sizes alone. `scores`: those that it takes,
     if they are not the usual ones.

@@ -44,7 +44,7 @@ OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 STEEP = (64.0, 8.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
-FIXED = "the lengths are fixed: with other lengths, more can happen to a block of rows or keys"
+FIXED = "the lengths are fixed: with others, more can happen to a block, which is not checked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,10 @@ OF_PROBLEMS = {BY_NAME[name] for name in ("unequal_lengths", "batches", "heads",
 OF_PROBLEMS |= {*CLASSES.values()}
 
 
+def _sentence(goal: Goal) -> str:
+    return goal.sentence if isinstance(goal, Alternative) else f"no problem has {goal}"
+
+
 def _by_values(goal: Goal, shape: Shape) -> bool:
     """Whether other params or captured tensors may exercise `goal` in a problem of that shape."""
     if isinstance(goal, Alternative):
@@ -93,7 +97,7 @@ class _Search:
         self.params |= fixed.params
         self.has_booleans = any(i.dtype.kind == "bool" for i in spec.inputs)  # drawn by the tile: other problems are shared
         changes = alternatives(spec, MAX_ALTERNATIVES + 1)
-        beyond = f"parts of the mask and score after the first {MAX_ALTERNATIVES}: they are not tried"
+        beyond = f"parts of the mask and score after the first {MAX_ALTERNATIVES} are not tried"
         self.untried = (beyond,) if len(changes) > MAX_ALTERNATIVES else ()
         self.left: dict[Goal, None] = dict.fromkeys(changes[:MAX_ALTERNATIVES])
         wanted = [*wanted_circumstances(plan)]
@@ -409,15 +413,15 @@ class _Search:
         if not self.trials:
             assert self.refusal is not None
             raise self.refusal
-        missed = [str(goal) for goal in (*self.left,) if self._is_possible(goal)]
+        missed = [_sentence(goal) for goal in (*self.left,) if self._is_possible(goal)]
         first, *others = self.trials
         trials = (first, *(replace(one, apart=True) for one in others))
         if self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return Chosen(trials, (*missed, *([FIXED] if self.aimed else []), *self.untried))
-        dear = [f"{one}: {self._why_dear(trial)}" for one, trial in self.dear.items() if one in self.aimed]
+        dear = [f"{_sentence(one)}; {self._why_dear(trial)}" for one, trial in self.dear.items() if one in self.aimed]
         absent = [f"{one} ({one.absent})" if one.absent else str(one) for one in self.aimed if one not in self.dear]
         return Chosen(trials, (*missed, *dear, *self.untried), tuple(absent))
 
     def _why_dear(self, trial: Trial) -> str:
         lengths = f"--q-len {trial.shape.q_len} --kv-len {trial.shape.kv_len}"
-        return f"it would take about {self._seconds(trial):.0f} s here; check it with {lengths}"
+        return f"one would take about {self._seconds(trial):.0f} s here: check it with {lengths}"
