@@ -75,11 +75,12 @@ def command(
     backward" checks the gradients of q, k and v and of all captured float tensors and params; its error is that of the
     gradient that is nearest to its limit. Schedules without such a line have no backward.
 
-    Each schedule runs on two to four small problems. Lengths, params and captured tensors are chosen so that each condition
-    of the mask and each term of the score changes a result, and so that skipped, full and partial tiles, rows and keys that
-    do not fill a tile, several batches, heads and groups of heads, and q_len != kv_len occur. A part that no problem exercises
-    is printed as "not exercised": a mistake there would not be found. With --q-len or --kv-len there is one problem, of these
-    lengths.
+    Each schedule runs on about ten small problems. Lengths, params and captured tensors are chosen so that each condition of
+    the mask and each term of the score changes a result, and so that everything happens that can happen to a block: tiles
+    that are skipped, full, partial, the only one or none at all, rows without keys, lengths of 0, buffers that are filled
+    again, splits without keys, work tiles one after another, groups of heads, very large scores, rows that are not aligned.
+    What no problem exercises is printed as "not exercised": a mistake there would not be found. With --q-len or --kv-len
+    there is one problem, of these lengths. Of many heads that a spec states, four are computed.
 
     The allowed error is twice that of the same computation in fp32 with its output rounded to the spec's type, as torch's math
     backend does it, plus one unit in the last place. The emulated device also reports races, missing barriers and
@@ -263,7 +264,7 @@ class _CheckTable:
             click.echo(f"    {r.problem_text}")
 
     def finish(self) -> None:
-        """Prints what was not exercised; names the schedules if it is not all of them."""
+        """Prints what was not exercised, and names the schedules if it is not all of them; and what no problem has."""
         for spec in dict.fromkeys(r.spec for r in self.results):
             results = [r for r in self.results if r.spec == spec]
             missed: dict[tuple[str, ...], list[str]] = {}
@@ -271,7 +272,11 @@ class _CheckTable:
                 missed.setdefault(tuple(dict.fromkeys(r.schedule for r in results if what in r.not_exercised)), []).append(what)
             for schedules, whats in missed.items():
                 of = "" if len(schedules) == len({r.schedule for r in results}) else f", {', '.join(schedules)}"
-                click.echo(f"{spec}{of}: not exercised: {'; '.join(whats)}")
+                click.echo(f"{spec}{of}: not exercised, so that a mistake there is not seen:")
+                for what in whats:
+                    click.echo(f"    {what}")
+            if absent := [*dict.fromkeys(what for r in results for what in r.absent)]:
+                click.echo(f"{spec}: in no problem that was tried, of any lengths: {'; '.join(absent)}")
 
 
 def _check_json(r: Checked) -> dict[str, Any]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from attngen.inspect.block_work import visits_keys, visits_rows
 from attngen.inspect.circumstances import fills_of
+from attngen.inspect.known import LAYOUTS
 from attngen.plan import Plan
 from attngen.plan.split_keys import PackedTiles
 from attngen.reference.problems import Shape
+from attngen.reference.stored import Layout
 from attngen.spec.attention import AttentionSpec
 
 SPLITS = 4  # of a row's keys
@@ -27,18 +30,29 @@ class Aim:
     multiprocessors: int = 0
     varied: bool = True
     steep: bool = False
+    sections: bool = False
+    laid_out: tuple[str, Layout] | None = None
 
 
 def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
     """The cheap ones first. `tile` is rows and keys; `constants` are integers of the mask and score."""
     for lengths in ((0, FEW, FEW), (1, 0, FEW), (1, FEW, 0)):
         yield Aim(Shape(*lengths[:1], 1, 1, *lengths[1:]), varied=False)
+    if plan.schedule.is_warp_specialized:
+        yield Aim(Shape(1, 1, 1, 3 * 128 + 1, 0), 1, varied=False)
     for q_len, kv_len in _lengths(plan, tile):
         yield Aim(Shape(1, 1, 1, q_len, kv_len))
     yield from _several_batches(plan, tile)
     yield from _own(spec, plan, tile)
-    for n in (2, 4, 8, 16):
-        for q_len in (max(tile[1] // 4, 1), n * tile[1], n * tile[1] + 1):
+    if plan.heads_in_l2 is not None:
+        yield Aim(Shape(2, 4, 2, tile[0] + 1, FEW), varied=False, sections=True)
+    if plan.schedule.is_tiled and not plan.schedule.on_tensor_cores:
+        for layout, name in product(LAYOUTS, ("q", "k", "v", *(("dout",) if plan.wanted else ()))):
+            yield Aim(Shape(1, 1, 1, FEW, FEW), varied=False, laid_out=(name, layout))
+    if not plan.schedule.is_tiled:
+        yield Aim(Shape(1, 1, 1, 2 * FEW, 4 * FEW), varied=False, steep=True)
+    for n in (2, 4, 8, 16) if plan.schedule.packs_heads else (2, 4):
+        for q_len in (n * tile[1], max(tile[1] // 4, 1), n * tile[1] + 1):
             yield Aim(Shape(1, 1, 1, q_len, n * tile[1] + 1), varied=False, steep=True)
     rows, keys = tile
     for c in constants:
@@ -50,10 +64,10 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
 def _lengths(plan: Plan, tile: tuple[int, int]) -> Iterator[tuple[int, int]]:
     rows, keys = tile
     if not plan.schedule.is_tiled:
-        yield from ((FEW, rows + 1), (rows + 1, FEW), (FEW, 2 * rows), (FEW, FEW))
+        yield from ((FEW, FEW), (FEW, 2 * rows), (2 * rows, FEW))
         return
     yield from ((FEW, keys), (rows, keys), (rows + 1, keys + 1), (FEW, 2 * keys + 1), (rows + 1, 2 * keys + 1))
-    yield from ((2 * rows + 1, FEW), (2 * rows, keys + 1), (rows, 4 * keys), (4 * rows, keys))
+    yield from ((2 * rows + 1, FEW), (rows + keys + FEW, keys + 2), (2 * rows, keys + 1), (rows, 4 * keys), (4 * rows, keys))
     if visits_keys(plan):
         filled = fills_of(plan) * plan.stages * keys * (plan.warps if plan.schedule.packs_heads else 1) + 1
         yield from ((FEW, filled), (rows, filled), (filled, filled))

@@ -14,7 +14,7 @@ from attngen.reference.compare_gradients import gradient_dtype
 from attngen.reference.gradients import Loss
 from attngen.reference.numpy_oracle import Reference
 from attngen.reference.problems import Sample
-from attngen.reference.stored import apart, begins_of
+from attngen.reference.stored import Layout, apart, begins_of, with_layout
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import round_to_storage
 from attngen.spec.gradient import QKV, gradient_argument
@@ -43,12 +43,16 @@ def _saved(spec: AttentionSpec, forward: Reference) -> dict[str, Array]:
 
 
 def run_backward(
-    compiled: CompiledBackward, arrays: Mapping[str, Array], params: Mapping[str, int | float], is_apart: bool = False
+    compiled: CompiledBackward,
+    arrays: Mapping[str, Array],
+    params: Mapping[str, int | float],
+    is_apart: bool = False,
+    laid_out: tuple[str, Layout] | None = None,
 ) -> dict[str, Array]:
     """The gradients as numpy storage arrays, wherever the kernels ran. An element that no thread writes is NaN. `is_apart`:
-    tensors of rows have strides of their own on the emulated device."""
+    tensors of rows have strides of their own on the emulated device; `laid_out`: one of them has another layout there."""
     if not compiled.spec.kernel.is_packed:
-        return _run(compiled, arrays, params, is_apart)
+        return _run(compiled, arrays, params, is_apart, laid_out)
     batch, _, q_len, _ = arrays["q"].shape
     kv_len = arrays["k"].shape[2]
     begins = {"cu_seqlens_q": begins_of([q_len] * batch), "cu_seqlens_k": begins_of([kv_len] * batch)}
@@ -69,7 +73,11 @@ def _packed(array: Array) -> Array:
 
 
 def _run(
-    compiled: CompiledBackward, arrays: Mapping[str, Array], params: Mapping[str, int | float], is_apart: bool
+    compiled: CompiledBackward,
+    arrays: Mapping[str, Array],
+    params: Mapping[str, int | float],
+    is_apart: bool,
+    laid_out: tuple[str, Layout] | None = None,
 ) -> dict[str, Array]:
     if compiled.device.name.startswith("cuda"):
         from attngen.inspect.gpu_memory import from_gpu, to_gpu
@@ -80,6 +88,8 @@ def _run(
     if is_apart:
         rows = [name for name in given if name in APART]
         given |= zip(rows, apart([given[name] for name in rows]), strict=True)
+    if laid_out:
+        given[laid_out[0]] = with_layout(given[laid_out[0]], laid_out[1])
     return compiled.run({name: view(array, name) for name, array in given.items()}, dict(params))
 
 

@@ -16,6 +16,7 @@ from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.definition import Problem, allowed_rows, score_rows
 from attngen.reference.numpy_oracle import numbers_of
 from attngen.reference.problems import Sample
+from attngen.reference.stored import Layout
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 
@@ -69,6 +70,8 @@ class Case:
     params: Mapping[str, int | float]
     problem: Sample
     multiprocessors: int = 0  # of the emulated device, if they are not the usual ones
+    sections: bool = False  # few heads are numbered together
+    laid_out: tuple[str, Layout] | None = None  # the array in another layout
 
     @cached_property
     def _inputs(self) -> dict[str, Array]:
@@ -158,14 +161,16 @@ class Case:
 
     @property
     def works(self) -> int:
-        """The work tiles of the kernel of a persistent schedule that has the fewest."""
+        """The work tiles of the kernel of a persistent schedule that has the fewest; of others, the rows of all heads."""
+        if not self.plan.schedule.is_warp_specialized:
+            return self.sizes["batch"] * self.sizes["q_heads"] * self.sizes["q_len"]
         heads, kv_heads = (self.sizes["batch"] * self.sizes[name] for name in ("q_heads", "kv_heads"))
         own, q_len, kv_len = self.plan.own, self.sizes["q_len"], self.sizes["kv_len"]
         if not self.plan.wanted:
             return int(heads * -(-q_len // self.plan.block_q))
         of_keys = [kv_heads * self.parts * -(-kv_len // own.held_keys)] if visits_rows(self.plan) else []
         of_rows = [heads * -(-q_len // own.held)] if visits_keys(self.plan) else []
-        return int(min((*of_keys, *of_rows), default=0))
+        return int(min((*(of_keys if kv_len else ()), *of_rows), default=0))
 
     @property
     def processors(self) -> int:
@@ -211,12 +216,19 @@ class Case:
             return found
 
     @cached_property
+    def row_maxima(self) -> Array:
+        """The largest score of each of the first rows of the first head; -inf of a row without keys."""
+        found: Array = self.first_scores.max(1, initial=-np.inf)
+        return found
+
+    @cached_property
     def pairs(self) -> tuple[Array, ...]:
         """`allowed` of each of `heads`; none of a large problem."""
         if self.sizes["q_len"] * self.sizes["kv_len"] > MOST_PAIRS:
             return ()
         return tuple(self.allowed(b, h) for b, h in self.heads)
 
+    @cached_property
     def first_scores(self) -> Array:
         """The scores of the first rows of the first head, -inf where the mask forbids the pair: [rows, keys]."""
         rows = slice(0, min(self.sizes["q_len"], MOST_PAIRS // max(self.sizes["kv_len"], 1)))

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from threading import Thread
+from functools import partial
+from threading import Lock, Thread
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,20 +15,34 @@ import numpy as np
 
 from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
+from attngen.device.emulated.findings import EmulationError
 from attngen.device.protocol import Device
+from attngen.emit.emitter import emit
 from attngen.inspect.backward import backward_inputs, run_backward
+from attngen.inspect.few_heads import is_same_code, text_for, with_few_heads
 from attngen.inspect.known import Fixed, Known, Problems, Trial
 from attngen.inspect.prepare import check_call, compile_text, plan_for
 from attngen.inspect.trials import Chosen, choose_trials
 from attngen.plan import Plan
 from attngen.plan.facts import DETERMINISTIC
+from attngen.plan.heads_in_l2 import HeadsInL2
 from attngen.plan.plan import Direction
 from attngen.reference.compare import Comparison, compare
 from attngen.reference.compare_gradients import compare_gradients
 from attngen.reference.problems import Sample, Shape
-from attngen.reference.stored import apart, dense, stored
+from attngen.reference.stored import apart, dense, stored, with_layout
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV, differentiable
+
+COMPILERS = 2  # kernels that are compiled at a time
+
+
+class FewHeads(HeadsInL2):
+    """Fewer heads numbered together than a call has: all but those of the last key/value head."""
+
+    def __call__(self, sizes: Mapping[str, int]) -> int:
+        heads, group = sizes["batch"] * sizes["kv_heads"], sizes["q_heads"] // sizes["kv_heads"]
+        return max(heads - 1, 1) * group
 
 
 class GradientErrors(NamedTuple):
@@ -78,6 +93,7 @@ class Checked:
 
 
 C = TypeVar("C", CompiledAttention, CompiledBackward)
+NOTHING_CHOSEN = Chosen((), ())
 Progress = Callable[[str], None]
 Computed = Future[None]  # what a problem's results are compared with
 Found = tuple[Comparison, float, Mapping[str, GradientErrors]]  # of a problem; the seconds of the run
@@ -112,57 +128,149 @@ def check_spec(
     check_call(spec, shape, params)
     kernels = [Kernel(schedule, device, wanted, deterministic) for schedule in schedules for device in devices]
     chosen = Chosen((Trial(shape, params, seed),), ())
-    planned = [(kernel, plan_for(spec, *kernel), chosen) for kernel in kernels]
-    return _results(planned, Problems(spec), text, lambda _: None)
+    problems = Problems(spec)
+    jobs = [_Job(kernel, spec, plan_for(spec, *kernel), text, problems, chosen) for kernel in kernels]
+    return _results(jobs, _Compiling(jobs), lambda _: None)
 
 
 def check_exercised(
     spec: AttentionSpec, kernels: Sequence[Kernel], fixed: Fixed, text: str | None = None, progress: Progress = lambda _: None
 ) -> Iterator[Checked]:
     """The same on problems that exercise all of the spec and the plan, as far as `fixed` leaves them open (`choose_trials`).
+    Many heads that a spec states are checked as few (`attngen.inspect.few_heads`); if a `text` fails so, as many.
 
     `progress` receives what is done next, in words.
     """
-    planned, problems = [], Problems(spec)
-    known: dict[tuple[str, str, bool], Chosen] = {}
-    for kernel in (Kernel(*one) for one in kernels):
-        plan = plan_for(spec, *kernel)
-        key = (kernel.schedule, kernel.device.arch, bool(kernel.wanted) and plan.schedule.is_tiled)
-        if key not in known:
+    few = with_few_heads(spec)
+    problems, of_few = Problems(spec), Problems(few)
+    chosen_before = dict[tuple[Any, ...], Chosen]()
+
+    def with_problems(job: _Job) -> _Job:
+        kernel = job.kernel
+        key = (kernel.schedule, kernel.device.arch, bool(kernel.wanted) and job.plan.schedule.is_tiled, job.spec)
+        if key not in chosen_before:
             progress(f"choosing problems for {spec.name}, {kernel.schedule}")
-            known[key] = choose_trials(spec, plan, fixed, problems)
-        planned.append((kernel, plan, known[key]))
-    return _results(planned, problems, text, progress)
+            chosen_before[key] = choose_trials(job.spec, job.plan, fixed, job.problems)
+        return replace(job, chosen=chosen_before[key])
+
+    jobs = []
+    for kernel in (Kernel(*one) for one in kernels):
+        job = _Job(kernel, spec, plan_for(spec, *kernel), text, problems)
+        if few != spec and (of_job := job.with_heads(few, of_few)) is not None:
+            job = replace(of_job, instead=None if text is None else partial(with_problems, job))
+        jobs.append(job)
+    compiling = _Compiling(jobs)
+    try:
+        return _results([with_problems(job) for job in jobs], compiling, progress)
+    except BaseException:
+        compiling.cancel()
+        raise
 
 
-def _results(
-    planned: Sequence[tuple[Kernel, Plan, Chosen]], problems: Problems, text: str | None, progress: Progress
-) -> Iterator[Checked]:
-    """What kernels are compared with is computed by another thread, while they are compiled and run."""
-    spec = problems.spec
-    for (schedule, device, wanted, _), plan, chosen in planned:
-        name = f"{spec.name}, {schedule}{' backward' if wanted else ''}"
-        knowns = [problems.known(trial) for trial in chosen.trials]
-        with _computed_beside(knowns, plan) as expected:
-            progress(f"compiling {name} for {device.name}")
-            start = perf_counter()
-            compiled = compile_text(spec, plan, device, text)
-            compile_seconds = perf_counter() - start
-            tried = []
-            for number, (trial, known, computed) in enumerate(zip(chosen.trials, knowns, expected, strict=True), 1):
-                progress(f"running {name} on {device.name}: problem {number} of {len(expected)}")
-                run = _run_backward if isinstance(compiled, CompiledBackward) else _run
-                found = run(compiled, known, computed, trial)  # type: ignore[arg-type]
-                of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
-                tried.append(Tried(*of_trial, *found))
-        others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
-        missed = (*chosen.missed, *([f"gradients of {', '.join(others)}"] if others else []))
-        worst = max(tried, key=lambda one: one.comparison.excess)
-        seconds = sum(one.run_seconds for one in tried)
-        yield Checked(
-            spec.name, schedule, plan.schedule.name, device.name, plan.arch.name, worst.comparison, compile_seconds, seconds,
-            tuple(tried), missed, chosen.absent, plan.direction,
-        )  # fmt: skip
+Made = CompiledAttention | CompiledBackward
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A kernel that is compiled, from `text` if it is given, and run on problems; if it fails, the job `instead` decides."""
+
+    kernel: Kernel
+    spec: AttentionSpec
+    plan: Plan
+    text: str | None
+    problems: Problems
+    chosen: Chosen = NOTHING_CHOSEN
+    instead: Callable[[], _Job] | None = None
+
+    def with_heads(self, few: AttentionSpec, problems: Problems) -> _Job | None:
+        """The same kernel for a spec with few heads; None if more than the numbers of heads would change."""
+        plan = plan_for(few, *self.kernel)
+        text = None if self.text is None else text_for(self.text, self.spec, few)
+        if (self.text is not None and text is None) or not is_same_code(self.spec, self.plan, few, plan):
+            return None
+        return _Job(self.kernel, few, plan, text, problems)
+
+    def compiled(self) -> tuple[Made, float]:
+        """The compiled kernel, and the seconds that it took. Raises the exceptions of compiling."""
+        start = perf_counter()
+        return compile_text(self.spec, self.plan, self.kernel.device, self.text), perf_counter() - start
+
+    def knowns(self) -> list[Known]:
+        return [self.problems.known(trial) for trial in self.chosen.trials]
+
+
+class _Compiling:
+    """Kernels that threads compile one after another, which nobody waits for: a command that is interrupted ends at once."""
+
+    def __init__(self, jobs: Sequence[_Job]) -> None:
+        self.futures = [Future[tuple[Made, float]]() for _ in jobs]
+        self._waiting = iter([*zip(jobs, self.futures, strict=True)])
+        self._lock = Lock()
+        for _ in range(min(COMPILERS, len(jobs))):
+            Thread(target=self._compile, name="attngen-compile", daemon=True).start()
+
+    def _compile(self) -> None:
+        while True:
+            with self._lock:
+                waiting = next(self._waiting, None)
+            if waiting is None:
+                return
+            job, future = waiting
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                made = job.compiled()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(made)
+
+    def cancel(self) -> None:
+        for future in self.futures:
+            future.cancel()
+
+
+def _results(jobs: Sequence[_Job], compiling: _Compiling, progress: Progress) -> Iterator[Checked]:
+    """Kernels are compiled, and what they are compared with is computed, by other threads, while those before run."""
+    try:
+        for job, future in zip(jobs, compiling.futures, strict=True):
+            try:
+                found = _result(job, future.result, progress)
+            except EmulationError:
+                if job.instead is None:
+                    raise
+                found = None
+            if job.instead is not None and (found is None or not found.comparison.passed):
+                other = job.instead()
+                found = _result(other, other.compiled, progress)
+            assert found is not None
+            yield found
+    finally:
+        compiling.cancel()
+
+
+def _result(job: _Job, compiled_by: Callable[[], tuple[Made, float]], progress: Progress) -> Checked:
+    (schedule, device, wanted, _), spec, plan, chosen = job.kernel, job.spec, job.plan, job.chosen
+    name = f"{spec.name}, {schedule}{' backward' if wanted else ''}"
+    knowns = job.knowns()
+    with _computed_beside(knowns, plan) as expected:
+        progress(f"compiling {name} for {device.name}")
+        compiled, compile_seconds = compiled_by()
+        tried = []
+        for number, (trial, known, computed) in enumerate(zip(chosen.trials, knowns, expected, strict=True), 1):
+            progress(f"running {name} on {device.name}: problem {number} of {len(expected)}")
+            run = _run_backward if isinstance(compiled, CompiledBackward) else _run
+            found = run(compiled, known, computed, trial)  # type: ignore[arg-type]
+            of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
+            tried.append(Tried(*of_trial, *found))
+    others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
+    missed = (*chosen.missed, *([f"gradients of {', '.join(others)}"] if others else []))
+    worst = max(tried, key=lambda one: one.comparison.excess)
+    seconds = sum(one.run_seconds for one in tried)
+    return Checked(
+        spec.name, schedule, plan.schedule.name, device.name, plan.arch.name, worst.comparison, compile_seconds, seconds,
+        tuple(tried), missed, chosen.absent, plan.direction,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -192,9 +300,10 @@ def _computed_beside(knowns: Sequence[Known], plan: Plan) -> Iterator[list[Compu
 
 def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:
     """Of `trial`: what is known of its problem may have been computed for one with other strides."""
-    arrays = backward_inputs(compiled.spec, compiled.plan, known.sample, known.loss, known.truth.reference)
+    problem, loss = (known.poisoned, known.poisoned_loss) if trial.apart else (known.sample, known.loss)
+    arrays = backward_inputs(compiled.spec, compiled.plan, problem, loss, known.truth.reference)
     start = perf_counter()
-    gradients = run_backward(_on_device_of(compiled, trial), arrays, trial.params, trial.apart)
+    gradients = run_backward(_on_device_of(compiled, trial), arrays, trial.params, trial.apart, trial.laid_out)
     done = perf_counter() - start
     computed.result()
     each = compare_gradients(gradients, known.gradients(compiled.plan))
@@ -206,14 +315,19 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, 
 
 def _run(compiled: CompiledAttention, known: Known, computed: Computed, trial: Trial) -> Found:
     start = perf_counter()
-    output, lse = _call(_on_device_of(compiled, trial), known.sample, trial.params, trial.apart)
+    output, lse = _call(_on_device_of(compiled, trial), known.poisoned if trial.apart else known.sample, trial)
     done = perf_counter() - start
     computed.result()
     return compare(output, lse, known.truth), done, {}
 
 
 def _on_device_of(compiled: C, trial: Trial) -> C:
-    """The same kernel on an emulated device with the multiprocessors of `trial`; GPUs have theirs."""
+    """The same kernel on an emulated device with the multiprocessors of `trial`; GPUs have theirs. If few heads are numbered
+    together, its launches have another number of them."""
+    if trial.sections:
+        plan = replace(compiled.plan, heads_in_l2=FewHeads(0, 0, 0))
+        source = replace(emit(compiled.spec, plan), text=compiled.source.text)
+        compiled = replace(compiled, plan=plan, kernel=compiled.device.compile(source))
     if not trial.multiprocessors or compiled.device.name.startswith("cuda"):
         return compiled
     from attngen.device.emulated.device import EmulatedDevice
@@ -222,7 +336,7 @@ def _on_device_of(compiled: C, trial: Trial) -> C:
     return replace(compiled, device=replace(compiled.device, multiprocessors=trial.multiprocessors))
 
 
-def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int | float], is_apart: bool) -> tuple[Any, Any]:
+def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[Any, Any]:
     """O and lse as numpy storage arrays, wherever the kernel ran."""
     arrays = stored(compiled.spec, problem)
     on_gpu = compiled.device.name.startswith("cuda")
@@ -232,9 +346,12 @@ def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int
         arrays = {name: array if isinstance(array, int) else to_gpu(array) for name, array in arrays.items()}
     q, k, v = (arrays.pop(n) for n in "qkv")
     out = None if on_gpu else _poisoned(q, compiled.spec)
-    if out is not None and is_apart:
+    if out is not None and trial.apart:
         q, k, v, out = apart([q, k, v, out])
-    named: dict[str, Any] = {**arrays, **params}
+    if trial.laid_out and not on_gpu:
+        name, layout = trial.laid_out
+        q, k, v = (with_layout(array, layout) if n == name else array for n, array in zip("qkv", (q, k, v), strict=True))
+    named: dict[str, Any] = {**arrays, **trial.params}
     result = compiled(q, k, v, out=out, **named)
     output, lse = result if compiled.spec.lse else (result, None)
     if on_gpu:

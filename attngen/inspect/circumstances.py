@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from attngen.inspect.block_work import Block, Case, visits_keys, visits_rows
+from attngen.inspect.known import LAYOUTS as LAYOUT_WORDS
 from attngen.plan import Plan
 from attngen.plan.axes import KEYS
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL
@@ -20,15 +21,20 @@ from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
 from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
 
 FEW_ROWS = 8  # fewer than any warp has
+MUCH = 2.0**16
 OVERFLOW = 100.0  # of a score whose exponential is infinite in fp32
 ALIGNED = 8  # elements: rows of captured tensors then begin at multiples of 16 bytes
 
 
+Scores = Literal["steep", "huge", "negative"]
+
+
 @dataclass(frozen=True, slots=True)
 class Circumstance:
-    """`what` happens, in words, to plans that it `applies` to. `absent` says it of a mask with which no problem has it.
+    """`what` happens, in words, to plans that it `applies` to. `absent` says why it may not: what the mask is like.
 
-    `by_values`: params and captured tensors may decide whether it occurs, not sizes alone. `by_scores`: it takes large scores.
+    `by_values`: params and captured tensors may decide whether it occurs, not sizes alone. `scores`: those that it takes,
+    if they are not the usual ones.
     """
 
     name: str
@@ -37,7 +43,7 @@ class Circumstance:
     occurs: Callable[[Case], bool]
     absent: str = ""
     by_values: bool = False
-    by_scores: bool = False
+    scores: Scores | None = None
 
     def __str__(self) -> str:
         return self.what
@@ -68,6 +74,10 @@ def _decode(plan: Plan) -> bool:
 
 def _reads_pairs(plan: Plan) -> bool:
     return bool(plan.staged.pairs or plan.written_pairs)
+
+
+def _reads_words(plan: Plan) -> bool:
+    return _tiled(plan) and not plan.schedule.on_tensor_cores
 
 
 def rescales(plan: Plan) -> bool:
@@ -115,6 +125,12 @@ SIZES = (
         lambda case: not case.is_empty and case.sizes["q_len"] >= case.sizes["kv_len"] + case.tile[0],
     ),
     Circumstance(
+        "rows_past_keys",
+        "a block of rows after the last key, and a last tile that keys do not fill",
+        _tiled,
+        lambda case: case.sizes["q_len"] >= case.sizes["kv_len"] + case.tile[0] and case.sizes["kv_len"] % case.tile[1] > 0,
+    ),
+    Circumstance(
         "more_keys",
         "more keys than rows, by a tile or more",
         _every,
@@ -126,7 +142,7 @@ SIZES = (
         "no_keys",
         "a kv_len of 0",
         _every,
-        lambda case: case.sizes["batch"] > 0 and case.sizes["q_len"] > 0 and case.sizes["kv_len"] == 0,
+        lambda case: case.sizes["kv_len"] == 0 and case.works >= (case.processors + 2 if _persistent(case.plan) else 1),
     ),
     Circumstance(
         "aligned_pairs",
@@ -335,6 +351,28 @@ OWN = (
         lambda plan: bool(plan.consumer_rows),
         lambda case: not case.is_empty and case.plan.missing_rows(case.sizes["q_len"]) > 0,
     ),
+    Circumstance(
+        "empty_work_tile",
+        "a block with a work tile without tiles, and others that have some",
+        lambda plan: _persistent(plan) and _masked(plan),
+        lambda case: (
+            case.processors == 1
+            and any(any(not b.visited for b in of) and any(b.visited for b in of) for of in (case.row_blocks, case.key_blocks))
+        ),
+        "each work tile has tiles",
+        by_values=True,
+    ),
+    Circumstance(
+        "sections",
+        "several sections of heads that are numbered together, the last one with fewer heads",
+        lambda plan: plan.heads_in_l2 is not None,
+        lambda case: (
+            case.sections
+            and not case.is_empty
+            and case.sizes["kv_heads"] * case.sizes["batch"] > 2
+            and case.sizes["q_len"] > case.tile[0]
+        ),
+    ),
     Circumstance("one_split", "keys that one block reads", _decode, lambda case: not case.is_empty and case.splits == 1),
     Circumstance(
         "split_without_keys",
@@ -366,6 +404,20 @@ OWN = (
 )
 
 
+# The plan's schedules that accept any layout, and copy by wider words where the layout allows it
+ARRAYS, GRADIENTS = ("q", "k", "v"), ("dout",)
+LAYOUTS = tuple(
+    Circumstance(
+        f"{layout}_of_{name}",
+        f"{words} of {name}",
+        (lambda plan: _reads_words(plan) and bool(plan.wanted)) if name in GRADIENTS else _reads_words,
+        lambda case, at=(name, layout): case.laid_out == at and not case.is_empty,  # type: ignore[misc]
+    )
+    for layout, words in LAYOUT_WORDS.items()
+    for name in (*ARRAYS, *GRADIENTS)
+)
+
+
 def _has_idle(tiles: Any) -> bool:
     return bool(tiles.any()) and not tiles.all()
 
@@ -373,14 +425,22 @@ def _has_idle(tiles: Any) -> bool:
 # --- values
 
 
-def _rises(case: Case) -> bool:
+def _rises(case: Case, both: bool = True) -> bool:
     """Whether the first head has a row of RISES if its tiles are visited from the first one on, and one if from the last one
-    on."""
+    on; or in one of these orders."""
     if case.is_empty or case.sizes["kv_len"] <= case.tile[1]:
         return False
     step = case.splits * case.plan.tile.warps if case.plan.schedule.packs_heads else 1
-    visited = case.of_tiles(case.first_scores(), -np.inf)[::step]
-    return len(visited) > 1 and _rise(visited) and _rise(visited[::-1])
+    visited = case.of_tiles(case.first_scores, -np.inf)[::step]
+    return len(visited) > 1 and (all if both else any)((_rise(visited), _rise(visited[::-1])))
+
+
+def _fills_a_tile(case: Case) -> bool:
+    """Whether a block of the first head visits several tiles, of which one is full: in partial ones scores are masked."""
+    if not _tiled(case.plan):
+        return True
+    kinds = case.kinds(0, 0)
+    return bool(((kinds == FULL).any(1) & ((kinds != EMPTY).sum(1) > 1)).any())
 
 
 def _rise(maxima: Any) -> bool:
@@ -394,7 +454,7 @@ def _joins(case: Case) -> bool:
     """Whether the first head has a row of JOINS."""
     if case.is_empty or case.splits == 1:
         return False
-    has_keys, warps = case.of_tiles(case.first_scores() > -np.inf, False), case.plan.tile.warps
+    has_keys, warps = case.of_tiles(case.allowed(0, 0), False), case.plan.tile.warps
     # The warps of a split have neighbouring tiles: these distances lead to another split, wherever the first tile is
     return any((has_keys[:-n] & has_keys[n:]).any() for n in range(warps, warps * (case.splits - 1) + 1))
 
@@ -404,20 +464,43 @@ RISES = Circumstance(
     "a row whose maximum rises so far after its first tile that its sums are rescaled",
     rescales,
     _rises,
-    by_scores=True,
+    scores="steep",
 )
 OVERFLOWS = Circumstance(
     "large_scores",
     "a row whose weights would overflow if its maximum were not subtracted",
     lambda plan: plan.facts.spec.normalize == "softmax" and plan.facts.shift is None,
-    lambda case: not case.is_empty and bool((case.first_scores().max(1) > OVERFLOW).any()),
-    by_scores=True,
+    lambda case: not case.is_empty and _fills_a_tile(case) and bool((case.row_maxima > OVERFLOW).any()),
+    scores="steep",
+)
+HUGE = Circumstance(
+    "huge_scores",
+    "rows whose largest score exceeds 2^16, beside others",
+    lambda plan: plan.facts.spec.normalize == "softmax" and plan.facts.shift is None,
+    lambda case: (
+        not case.is_empty
+        and bool((case.row_maxima > MUCH).any())
+        and bool((case.row_maxima < OVERFLOW).any())
+        and _fills_a_tile(case)
+    ),
+    scores="huge",
+)
+NEGATIVE = Circumstance(
+    "negative_scores",
+    "a row whose scores are all negative, and whose maximum rises from tile to tile",
+    rescales,
+    lambda case: not case.is_empty and bool((case.row_maxima < 0).all()) and _fills_a_tile(case) and _rises(case, both=False),
+    scores="negative",
 )
 JOINS = Circumstance(
     "joined_splits", "a row whose keys lie in several splits, which are joined", _decode, _joins, by_values=True
 )
 
-TABLE: tuple[Circumstance, ...] = (*SIZES, *ROWS_AND_KEYS, *CLASSES.values(), *OF_ROWS, *OF_KEYS, *OWN, RISES, OVERFLOWS, JOINS)
+TABLE: tuple[Circumstance, ...] = (
+    *(*SIZES, *ROWS_AND_KEYS, *CLASSES.values()),
+    *(*OF_ROWS, *OF_KEYS, *OWN, *LAYOUTS),
+    *(RISES, OVERFLOWS, HUGE, NEGATIVE, JOINS),
+)
 BY_NAME: Mapping[str, Circumstance] = {one.name: one for one in TABLE}
 
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+import numpy as np
 
 from attngen.diagnostics import counted
 from attngen.plan import Plan
 from attngen.reference.compare import Truth, truth
 from attngen.reference.compare_gradients import GradientTruth, gradient_truth
 from attngen.reference.coverage import Exercise
+from attngen.reference.definition import allowed_rows
 from attngen.reference.gradients import Loss, sample_loss
-from attngen.reference.problems import USUAL, Draw, Sample, Shape, sample
+from attngen.reference.numpy_oracle import numbers_of
+from attngen.reference.problems import USUAL, Array, Draw, Sample, Shape, sample
+from attngen.reference.stored import Layout
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import round_to_storage
 
 REMEMBERED = 64  # problems
+LAYOUTS: dict[Layout, str] = {
+    "rows": "rows that are not aligned", "base": "an address that is not aligned", "columns": "columns that are not neighbours"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,9 @@ class Fixed:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If
-    `multiprocessors` is not 0, the emulated device has as many: persistent blocks, and blocks over which keys are split."""
+    `multiprocessors` is not 0, the emulated device has as many: persistent blocks, and blocks over which keys are split. With
+    `sections`, few heads are numbered together (`attngen.plan.heads_in_l2`). `laid_out` is an array by its name, and its layout
+    (`stored.with_layout`)."""
 
     shape: Shape
     params: Mapping[str, int | float]
@@ -43,6 +54,8 @@ class Trial:
     draw: Draw = USUAL
     apart: bool = field(default=False, compare=False)
     multiprocessors: int = field(default=0, compare=False)
+    sections: bool = field(default=False, compare=False)
+    laid_out: tuple[str, Layout] | None = field(default=None, compare=False)
 
     def problem(self, spec: AttentionSpec) -> Sample:
         return sample(spec, self.shape, self.seed, self.draw)
@@ -55,6 +68,9 @@ class Trial:
         parts += [f"{name} {sizes[name]}" for name in spec.free_dims]
         parts += [f"{p.name} {self.params[p.name]}" for p in spec.params if p.name in self.params]
         parts += ["strides of its own for each array"] if self.apart else []
+        parts += [f"{LAYOUTS[self.laid_out[1]]} of {self.laid_out[0]}"] if self.laid_out else []
+        parts += ["few heads numbered together"] if self.sections else []
+        parts += [f"{self.draw.scores} scores"] if self.draw.scores != "random" else []
         parts += [f"a device of {counted(self.multiprocessors, 'multiprocessor')}"] if self.multiprocessors else []
         return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")
 
@@ -69,6 +85,32 @@ class Known:
     @cached_property
     def exercise(self) -> Exercise:
         return Exercise(self.spec, self.sample, self.trial.params)
+
+    @cached_property
+    def hidden(self) -> tuple[Array, Array]:
+        """The rows [batch, q_heads, q_len] without keys, and the keys [batch, kv_heads, kv_len] that no row sees."""
+        (batch, heads, q_len, _), (_, kv_heads, kv_len, _) = self.sample.q.shape, self.sample.k.shape
+        pairs: Array = np.ones((batch, heads, q_len, kv_len), bool)
+        if self.spec.mask is not None and pairs.size:
+            numbers = numbers_of(self.spec, self.sample, self.trial.params, np.float32)
+            with np.errstate(all="ignore"):
+                for b, h in np.ndindex(batch, heads):
+                    pairs[b, h] = allowed_rows(numbers, b, h, slice(0, q_len))
+        of_groups: Array = pairs.reshape(batch, kv_heads, heads // max(kv_heads, 1), q_len, kv_len)
+        return np.asarray(~pairs.any(3)), np.asarray(~of_groups.any((2, 3)))
+
+    @cached_property
+    def poisoned(self) -> Sample:
+        """The problem with NaN in Q and K where the mask hides them: they leave no trace in a result."""
+        rows, keys = self.hidden
+        return replace(self.sample, q=_with_nan(self.sample.q, rows, self.spec), k=_with_nan(self.sample.k, keys, self.spec))
+
+    @cached_property
+    def poisoned_loss(self) -> Loss:
+        """The same of dO. A row without keys may have a sink, which has a gradient."""
+        if self.spec.sink is not None:
+            return self.loss
+        return replace(self.loss, dout=_with_nan(self.loss.dout, self.hidden[0], self.spec))
 
     @cached_property
     def truth(self) -> Truth:
@@ -92,6 +134,15 @@ class Known:
             self.gradients(plan)
         else:
             _ = self.truth
+
+
+def _with_nan(array: Array, hidden: Array, spec: AttentionSpec) -> Array:
+    """`array` with NaN in the rows that are `hidden`."""
+    if not hidden.any():
+        return array
+    found = array.copy()
+    found[hidden] = round_to_storage(np.full((), np.nan, np.float32), spec.dtype)
+    return found
 
 
 class Problems:

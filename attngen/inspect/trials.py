@@ -7,8 +7,9 @@ is said (`Chosen.missed`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.aimed import BEYOND, Aim, aims
@@ -19,6 +20,7 @@ from attngen.inspect.circumstances import (
     UNEQUAL,
     Circumstance,
     Goal,
+    Scores,
     wanted_circumstances,
     wrong_pairs,
 )
@@ -36,10 +38,13 @@ __all__ = ["Chosen", "Fixed", "Known", "Problems", "Trial", "choose_trials"]
 BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that is preferred, and of any
 EDGE_BUDGET = 1.0  # of a problem for the edges of tiles alone
 AIMED_LIMIT = 1.0  # of a problem that is aimed at a circumstance
+MOST_VARIED = 20  # shapes, of which other params and captured tensors are tried for circumstances
+FEW_KEYS = 9
+OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
-STEEP = (8.0, 64.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
+STEEP = (64.0, 8.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
-FIXED = "the lengths are fixed: with other lengths, more can happen to a block of rows or keys"
+FIXED = "the lengths are fixed: with others, more can happen to a block, which is not checked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,10 @@ OF_PROBLEMS = {BY_NAME[name] for name in ("unequal_lengths", "batches", "heads",
 OF_PROBLEMS |= {*CLASSES.values()}
 
 
+def _sentence(goal: Goal) -> str:
+    return goal.sentence if isinstance(goal, Alternative) else f"no problem has {goal}"
+
+
 def _by_values(goal: Goal, shape: Shape) -> bool:
     """Whether other params or captured tensors may exercise `goal` in a problem of that shape."""
     if isinstance(goal, Alternative):
@@ -86,14 +95,16 @@ class _Search:
         self.tile = (NAIVE_TILE, NAIVE_TILE) if naive else (plan.block_q, plan.block_kv)
         self.params: dict[str, int | float] = {p.name: p.default for p in spec.params if p.default is not None}
         self.params |= fixed.params
+        self.has_booleans = any(i.dtype.kind == "bool" for i in spec.inputs)  # drawn by the tile: other problems are shared
         changes = alternatives(spec, MAX_ALTERNATIVES + 1)
-        beyond = f"parts of the mask and score after the first {MAX_ALTERNATIVES}: they are not tried"
+        beyond = f"parts of the mask and score after the first {MAX_ALTERNATIVES} are not tried"
         self.untried = (beyond,) if len(changes) > MAX_ALTERNATIVES else ()
         self.left: dict[Goal, None] = dict.fromkeys(changes[:MAX_ALTERNATIVES])
         wanted = [*wanted_circumstances(plan)]
         self.left |= dict.fromkeys(one for one in wanted if one in OF_PROBLEMS)
         self.aimed = dict.fromkeys(one for one in wanted if one not in OF_PROBLEMS)
         self.dear: dict[Circumstance, Trial] = {}  # of circumstances, the cheapest problem that takes too long
+        self._cases: dict[tuple[Any, ...], tuple[Known, Case]] = {}  # of problems, which it keeps: keys are their identities
         self.trials: list[Trial] = []
         self.refusal: Exception | None = None
 
@@ -109,12 +120,11 @@ class _Search:
         rows, keys = self.tile
         short = -(-max(rows, keys) // keys) * keys + 1
         if self.plan.schedule.is_tiled:
-            long = -(-max(rows, max(2, self.plan.stages) * keys) // keys) * keys + 1
             few = keys - 1  # a full range one longer would take the key past them
-            lengths = [(long, long + keys), (long, long), (short, short + 2), (short, short)]
+            lengths = [(short, max(short, 2 * keys + 1) + keys), (short, short), (short, short + 2)]
         else:
-            few = keys // 4 + 1
-            lengths = [(short, short + 2), (keys // 2 + 1, short)]
+            few = FEW_KEYS
+            lengths = [(2 * few, short + 2), (short, 2 * few), (short, short + 2)]
         yield [self._shape(1, *n) for n in lengths]
         yield [self._shape(1, *n) for n in lengths]
         yield [self._shape(2, *n) for n in ((rows + 1, few), (few - 2, few), (few, few))]
@@ -131,9 +141,9 @@ class _Search:
         return [self._shape(1, *lengths) for lengths in ((rows, length), (length, keys), (length, length))]
 
     def _shape(self, batch: int, q_len: int, kv_len: int) -> Shape:
-        """Groups of two heads; of one head of K and V, and with several batches of two."""
+        """One head; with several batches, groups of two heads."""
         fixed = self.fixed
-        heads = fixed.heads or fixed.kv_heads or 2 * batch
+        heads = fixed.heads or fixed.kv_heads or (1 if batch == 1 else 2 * batch)
         kv_heads = fixed.kv_heads or (heads // 2 if heads % 2 == 0 and fixed.heads is None else heads)
         batch = batch if fixed.batch is None else fixed.batch
         return Shape(batch, heads, kv_heads, q_len, kv_len, dict(fixed.free))
@@ -188,11 +198,28 @@ class _Search:
         """Adds small problems, each for circumstances that no problem has yet."""
         if self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return
-        for aim in aims(self.spec, self.plan, self.tile, self._constants()):
-            if not self.aimed:
+        every = [*aims(self.spec, self.plan, self.tile, self._constants())]
+        usual = [(aim, trial) for aim in every if (trial := self._aimed_at(aim)) is not None]
+        self._cover([trial for aim, trial in usual if not aim.steep])
+        for trial in (trial for aim, trial in usual if aim.steep):
+            self._take_steep(trial)
+        for trial in [trial for aim, trial in usual if aim.varied][:MOST_VARIED]:
+            self._take_varied(trial)
+
+    def _cover(self, trials: Sequence[Trial]) -> None:
+        """Adds those problems, one after another, in which most occurs for their time."""
+        cases = [(trial, self._case(trial)) for trial in trials]
+        found = [(trial, {*self._occurring(case, trial)}, seconds(case)) for trial, case in cases]
+        for trial, goals, time in found:
+            if time > AIMED_LIMIT:
+                for one in goals:
+                    self.dear.setdefault(one, trial)
+        cheap = [one for one in found if one[2] <= AIMED_LIMIT]
+        while cheap:
+            best, goals, _ = max(cheap, key=lambda one: len(one[1] & {*self.aimed}) / (one[2] + OVERHEAD))
+            if not goals & {*self.aimed}:
                 return
-            for trial in self._aimed_at(aim):
-                self._take_cheap(trial)
+            self._add(best)
 
     def _take_cheap(self, trial: Trial) -> None:
         """Adds a problem if something occurs in it that has not yet, and if it is cheap."""
@@ -205,31 +232,39 @@ class _Search:
         for one in found:
             self.dear.setdefault(one, trial)
 
-    def _aimed_at(self, aim: Aim) -> Iterator[Trial]:
-        """The problems of an aim: the usual one, and those with other params and values."""
+    def _aimed_at(self, aim: Aim) -> Trial | None:
+        """The problem of an aim with the usual params and values; None if its call is refused."""
         fixed, shape = self.fixed, aim.shape
         batch = shape.batch if fixed.batch is None else fixed.batch
         kv_heads = fixed.kv_heads or fixed.heads or shape.kv_heads
         heads = fixed.heads or kv_heads * (shape.q_heads // shape.kv_heads)
         usual = self._possible(Shape(batch, heads, kv_heads, shape.q_len, shape.kv_len, dict(fixed.free)))
         if usual is None:
-            return
-        usual = replace(usual, multiprocessors=aim.multiprocessors)
-        if not aim.steep:
-            yield usual
-        for magnitude in STEEP if aim.steep and any(goal.by_scores for goal in self.aimed) else ():
-            yield replace(usual, draw=replace(usual.draw, magnitude=magnitude, integers="two documents"))
-        if not aim.varied:
-            return
+            return None
+        sections = aim.sections or usual.sections
+        return replace(usual, multiprocessors=aim.multiprocessors, sections=sections, laid_out=aim.laid_out)
+
+    def _take_steep(self, usual: Trial) -> None:
+        for scores, draw in self._steep_draws(usual.draw):
+            if any(goal.scores == scores for goal in self.aimed):
+                self._take_cheap(replace(usual, draw=draw))
+
+    def _steep_draws(self, usual: Draw) -> Iterator[tuple[Scores, Draw]]:
+        for magnitude in STEEP:
+            yield "steep", replace(usual, magnitude=magnitude, integers="two documents")
+        yield "huge", replace(usual, scores="huge")
+        yield "negative", replace(usual, scores="negative")
+
+    def _take_varied(self, usual: Trial) -> None:
         for variants in (self._by_params, self._by_extremes, self._by_integers):
             for one in variants(usual):
-                if any(goal.by_values for goal in self.aimed) and (possible := self._possible_with(one)) is not None:
-                    yield possible
+                if any(goal.by_values for goal in self.aimed) and (possible := self._with_sizes(one)) is not None:
+                    self._take_cheap(possible)
 
     def _by_extremes(self, trial: Trial) -> Iterator[Trial]:
-        if self.spec.inputs:
-            draw = replace(trial.draw, integers="extremes", hides_rows=True)
-            yield from (replace(trial, seed=self.fixed.seed + step, draw=draw) for step in range(2))
+        if any(i.dtype.kind != "float" for i in self.spec.inputs):
+            yield replace(trial, draw=replace(trial.draw, integers="least", hides_rows=True))
+            yield replace(trial, draw=replace(trial.draw, integers="largest", hides_rows=True))
 
     def _add(self, trial: Trial) -> None:
         self.trials.append(trial)
@@ -239,12 +274,18 @@ class _Search:
             self.dear.pop(one, None)
 
     def _occurring(self, case: Case, trial: Trial) -> list[Circumstance]:
-        steep = trial.draw.magnitude != 1
-        return [one for one in self.aimed if (steep or not one.by_scores) and one.occurs(case)]
+        scores = trial.draw.scores if trial.draw.scores != "random" else "steep" if trial.draw.magnitude != 1 else None
+        return [one for one in self.aimed if one.scores in (None, scores) and one.occurs(case)]
 
     def _case(self, trial: Trial) -> Case:
-        sizes, problem = trial.shape.sizes(self.spec), self.problems.known(trial).sample
-        return Case(self.spec, self.plan, self.tile, sizes, trial.params, problem, trial.multiprocessors)
+        known = self.problems.known(trial)
+        setting = (trial.multiprocessors, trial.sections, trial.laid_out)
+        key = (id(known), *setting)
+        if key not in self._cases:
+            sizes = trial.shape.sizes(self.spec)
+            case = Case(self.spec, self.plan, self.tile, sizes, trial.params, known.sample, *setting)
+            self._cases[key] = (known, case)
+        return self._cases[key][1]
 
     def _wrong_bounds(self, trial: Trial, seen: set[str]) -> set[str]:
         """The changes of the plan's bounds, other than those in `seen`, with which the problem has a result that a check
@@ -270,7 +311,9 @@ class _Search:
             except ArgumentError as error:  # and ObligationError
                 self.refusal = self.refusal or error
                 continue
-            return Trial(sized, params, self.fixed.seed, Draw(tile=self.tile))
+            draw = Draw(tile=self.tile if self.has_booleans else None)
+            sections = self.plan.heads_in_l2 is not None and sized.batch > 1
+            return Trial(sized, params, self.fixed.seed, draw, sections=sections)
         return None
 
     def _varied(self, trial: Trial) -> tuple[Trial, set[Goal]]:
@@ -291,9 +334,14 @@ class _Search:
 
     def _possible_with(self, trial: Trial) -> Trial | None:
         """`trial` with free sizes for its params, if its call is not refused and within the limit."""
+        one = self._with_sizes(trial)
+        return one if one is not None and self._seconds(one) <= LIMIT else None
+
+    def _with_sizes(self, trial: Trial) -> Trial | None:
+        """`trial` with free sizes for its params, if its call is not refused."""
         shape = with_free_sizes(self.spec, replace(trial.shape, free=dict(self.fixed.free)), trial.params)
         one = replace(trial, shape=shape)
-        return one if self._is_call(one) and self._seconds(one) <= LIMIT else None
+        return one if self._is_call(one) else None
 
     def _is_call(self, trial: Trial) -> bool:
         try:
@@ -365,15 +413,15 @@ class _Search:
         if not self.trials:
             assert self.refusal is not None
             raise self.refusal
-        missed = [str(goal) for goal in (*self.left,) if self._is_possible(goal)]
+        missed = [_sentence(goal) for goal in (*self.left,) if self._is_possible(goal)]
         first, *others = self.trials
         trials = (first, *(replace(one, apart=True) for one in others))
         if self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return Chosen(trials, (*missed, *([FIXED] if self.aimed else []), *self.untried))
-        dear = [f"{one}: {self._why_dear(trial)}" for one, trial in self.dear.items() if one in self.aimed]
+        dear = [f"{_sentence(one)}; {self._why_dear(trial)}" for one, trial in self.dear.items() if one in self.aimed]
         absent = [f"{one} ({one.absent})" if one.absent else str(one) for one in self.aimed if one not in self.dear]
         return Chosen(trials, (*missed, *dear, *self.untried), tuple(absent))
 
     def _why_dear(self, trial: Trial) -> str:
         lengths = f"--q-len {trial.shape.q_len} --kv-len {trial.shape.kv_len}"
-        return f"it would take about {self._seconds(trial):.0f} s here; check it with {lengths}"
+        return f"one would take about {self._seconds(trial):.0f} s here: check it with {lengths}"

@@ -32,6 +32,20 @@ class Alternative:
     def __str__(self) -> str:
         return f"{self.keyword}: `{self.part}` {self.change}" if self.part else f"{self.keyword} {self.change}"
 
+    @property
+    def sentence(self) -> str:
+        """What a kernel without the part would be, for a reader who has only seen the spec."""
+        what, change = f"`{self.part}` in the {self.keyword}", self.change
+        if not self.part:
+            words = f"with twice the {self.keyword}" if change == "doubled" else f"without the {self.keyword}"
+        elif change.startswith("always"):
+            words = f"that takes {what} to be {change}"
+        elif change.startswith("as"):
+            words = f"that has {change.removeprefix('as ')} in the place of {what}"
+        else:
+            words = f"that compares {what} {change.replace('with', 'by')}"
+        return f"a kernel {words} would pass"
+
 
 def alternatives(spec: AttentionSpec, most: int = MAX_ALTERNATIVES) -> tuple[Alternative, ...]:
     """The first `most` alternatives of `spec`: each condition as always true and always false, each comparison of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -51,18 +52,34 @@ class Draw:
     """The distribution of a problem's values.
 
     `magnitude` multiplies Q, and so the scores. `integers` along a sequence are sorted identifiers of documents, of two
-    documents, or positions in any order; with "extremes" all integers are 0, 1, or the number of keys. Booleans over keys are
+    documents, or positions in any order; with "least" all integers are 0, 1 and the number of keys in turn, with "largest"
+    they begin with the number of keys. Booleans over keys are
     true for `tile` (rows, keys) and false for the keys after it, so that tiles of every class occur; if it `hides_rows`, they
-    are false for a tile's rows after the first ones, and for each third row.
+    are false for a tile's rows after the first ones, and for each third row. `scores` other than random ones are exact, and far
+    from each other: "huge" ones of every second row are of the order of 2^18, "negative" ones are all below 0.
     """
 
     magnitude: float = 1.0
-    integers: Literal["documents", "two documents", "positions", "extremes"] = "documents"
+    integers: Literal["documents", "two documents", "positions", "least", "largest"] = "documents"
     tile: tuple[int, int] | None = None
     hides_rows: bool = False
+    scores: Literal["random", "huge", "negative"] = "random"
 
 
 USUAL = Draw()
+HUGE, MIDDLE = 2.0**15, 256.0  # factors of scores, exact in each element type
+
+
+def _row_factors(scores: str, rows: Array) -> Array:
+    return np.where(rows % 2 == 0, HUGE, 1.0) if scores == "huge" else np.full(rows.shape, -MIDDLE)
+
+
+def _key_factors(scores: str, keys: Array) -> Array:
+    """From 1 to 251, in an order in which the largest of a tile may be anywhere."""
+    return 1.0 + (100 + 37 * keys) % 251
+
+
+Factors = Callable[[str, Array], Array]  # of each row: the only column of Q and K that is not 0
 
 
 def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL) -> Sample:
@@ -70,12 +87,15 @@ def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL)
     rng = np.random.default_rng(seed)
     sizes = shape.sizes(spec)
 
-    def randn(heads: str, length: str, head_dim: int, magnitude: float = 1.0) -> Array:
+    def randn(heads: str, length: str, head_dim: int, magnitude: float = 1.0, factors: Factors | None = None) -> Array:
         values = rng.standard_normal((sizes["batch"], sizes[heads], sizes[length], head_dim), dtype=np.float32)
+        if draw.scores != "random" and factors is not None:
+            values[...] = 0.0
+            values[..., 0] = factors(draw.scores, np.arange(sizes[length]))
         return round_to_storage(values * np.float32(magnitude), spec.dtype)
 
-    q = randn("q_heads", "q_len", spec.head_dim, draw.magnitude)
-    k = randn("kv_heads", "kv_len", spec.head_dim)
+    q = randn("q_heads", "q_len", spec.head_dim, draw.magnitude, _row_factors)
+    k = randn("kv_heads", "kv_len", spec.head_dim, factors=_key_factors)
     v = randn("kv_heads", "kv_len", spec.head_dim_v)
     return Sample(q, k, v, _inputs(spec, sizes, rng, draw))
 
@@ -111,8 +131,9 @@ def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np
     if declared.dtype.kind == "bool":
         return _booleans(declared, rng.random(shape) < 0.8, draw)
     if declared.dtype.kind == "int":
-        if draw.integers == "extremes":
-            return rng.permuted(np.resize([0, sizes["kv_len"], 1], shape)).astype(declared.dtype.numpy)
+        if draw.integers in ("least", "largest"):
+            values = [0, 1, sizes["kv_len"]] if draw.integers == "least" else [sizes["kv_len"], 0, 1]
+            return np.resize(values, shape).astype(declared.dtype.numpy)
         if shape and declared.dims[-1] in ("q_len", "kv_len"):
             return _along_sequence(shape, sizes["kv_len"], rng, draw).astype(declared.dtype.numpy)
         return rng.integers(0, sizes["kv_len"] + 1, shape).astype(declared.dtype.numpy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -66,6 +66,22 @@ def _with_gaps(array: Array, gap: int) -> Array:
     memory.view(np.uint8)[...] = 0xFF
     memory[..., :size] = array
     return memory[..., :size]
+
+
+Layout = Literal["rows", "base", "columns"]
+
+
+def with_layout(array: Array, layout: Layout) -> Array:
+    """The same array in other memory: its rows, or its base alone, are not aligned to more than an element; or its columns are
+    not neighbours."""
+    *outer, size = array.shape
+    width = {"rows": size + 1, "base": size + GAP, "columns": 2 * size}[layout]
+    begin, step = int(layout == "base"), 1 + (layout == "columns")
+    memory = np.empty((*outer, width), array.dtype)
+    memory.view(np.uint8)[...] = 0xFF
+    view = memory[..., begin : begin + step * size : step]
+    view[...] = array
+    return view
 
 
 def stored_sizes(spec: AttentionSpec, shape: Shape) -> dict[str, int]:
