@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const
 from attngen.spec.scales import LEAST_SCALE, MOST_SCALE, default_scale, scale_form, with_scale_form
 from tests import tiers
-from tests.harness import compiled, emitted, run, wrong_gradients
+from tests.harness import cli, compiled, emitted, run, wrong_gradients
 
 KERNELS = ("naive", "tiled", "fused", "wgmma", "hopper", "decode")
 SIZE = 64
@@ -95,3 +97,11 @@ def test_the_gradient_of_a_scale_is_that_of_its_params(kernel: str) -> None:
     for t in (0.3, -0.7):
         assert not wrong_gradients(kernels, Shape(1, 2, 1, 20, 30), ("t",), t=t), t
     assert not kernels.gradients(("t",)).by_scale
+
+
+def test_check_checks_the_kernel_of_positive_scales_too(tmp_path: Path) -> None:
+    path = tmp_path / "spec.attn"
+    path.write_text("attention tempered { dtype fp16 head_dim 16 param t: float = 0.3 scale t }")
+    done = cli("check", str(path), "--kernel", "naive", "--forward", "--q-len", "4", "--device", "emulated", "--json")
+    assert done.exit_code == 0, done.output
+    assert [one["attention"] for one in json.loads(done.stdout)] == ["tempered", "tempered_positive"]
