@@ -209,8 +209,7 @@ def lengths() -> str:
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "without a GPU"
     return (
         f"{where}, {processor()}, torch {torch.__version__}, B{BATCH} H{HEADS} D{SIZE} bf16, "
-        f"median of {len(LENGTHS)} lengths\n\n"
-        + "\n".join(lines)
+        f"median of {len(LENGTHS)} lengths\n\n" + "\n".join(lines)
     )
 
 
