@@ -6,7 +6,7 @@ calls: attngen's ways of calling, beside torch's, in one process. Microseconds a
 queued without waiting; the problem (B1 H4 S64 D64 bf16) is so small that the GPU is never behind.
 
 lengths: calls whose length was not seen before, as a model that generates makes them. Planning, checks and arguments are
-measured with and without a GPU, whole calls with one.
+measured with and without a GPU, whole calls with one. The figures are those of a host's processor, which the table names.
 
 plans: the first plan of a process, for each shipped spec: milliseconds of CPU time, imports and the spec's text apart. The plan
 of its backward comes after it in the same process.
@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import random
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -36,6 +38,7 @@ from installed import Installed, installed
 from markers import write_between
 
 import attngen
+from attngen.device import arrays
 from attngen.device.arrays import ArrayView, view
 from attngen.plan import ARCHES, Problem
 from attngen.schedules import choose
@@ -116,6 +119,23 @@ class Nowhere:
         pass
 
 
+@contextmanager
+def unfilled() -> Iterator[None]:
+    """Outputs of calls on the CPU are not filled with NaN, as on a GPU they are not."""
+    filled = arrays._empty
+    arrays._empty = lambda like, shape, dtype: torch.empty(shape, dtype=getattr(torch, dtype.torch))
+    try:
+        yield
+    finally:
+        arrays._empty = filled
+
+
+def processor() -> str:
+    """The model of the host's processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
 def captured(names: dict[str, Any], device: str, length: int) -> dict[str, torch.Tensor]:
     """The inputs called `names`, at `length`."""
     made = {"ids": lambda: torch.zeros(BATCH, length, dtype=torch.int32), "slopes": lambda: torch.ones(HEADS)}
@@ -138,9 +158,9 @@ def new_lengths(described: dict[str, Any]) -> list[float | None]:
     named = {length: captured(inputs, "cpu", length) for length in (999, *LENGTHS)}
 
     def bind(length: int) -> None:
-        arrays: dict[str, ArrayView] = {name: view(tensor[:, :, :length], name) for name, tensor in held.items()}
-        arrays |= {name: view(tensor, name) for name, tensor in named[length].items()}
-        somewhere.bind(arrays, {})
+        given: dict[str, ArrayView] = {name: view(tensor[:, :, :length], name) for name, tensor in held.items()}
+        given |= {name: view(tensor, name) for name, tensor in named[length].items()}
+        somewhere.bind(given, {})
 
     backward = somewhere.gradients()
     rows = {"dout": held["q"], "out": held["q"], **{name: held["q"][..., 0].float() for name in ("lse", "lse_rest")}}
@@ -148,14 +168,15 @@ def new_lengths(described: dict[str, Any]) -> list[float | None]:
 
     def bind_backward(length: int) -> None:
         given = {name: tensor[:, :, :length] for name, tensor in {**held, **rows}.items() if name in read}
-        arrays = {name: view(tensor, name) for name, tensor in {**given, **named[length]}.items()}
-        backward.bind(arrays, {})
+        backward.bind({name: view(tensor, name) for name, tensor in {**given, **named[length]}.items()}, {})
 
+    with unfilled():
+        bound, bound_backward = each(bind), each(bind_backward)
     return [
         first,
         plan,
-        each(bind),
-        each(bind_backward),
+        bound,
+        bound_backward,
         *(whole_calls(described) if torch.cuda.is_available() else (None, None)),
     ]
 
@@ -187,8 +208,8 @@ def lengths() -> str:
         lines.append(f"| {name} | {' | '.join(figures)} |")
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "without a GPU"
     return (
-        f"{where}, torch {torch.__version__}, B{BATCH} H{HEADS} D{SIZE} bf16, median of {len(LENGTHS)} lengths\n\n"
-        + "\n".join(lines)
+        f"{where}, {processor()}, torch {torch.__version__}, B{BATCH} H{HEADS} D{SIZE} bf16, "
+        f"median of {len(LENGTHS)} lengths\n\n" + "\n".join(lines)
     )
 
 

@@ -81,6 +81,7 @@ def command(
     again, splits without keys, work tiles one after another, groups of heads, very large scores, rows that are not aligned.
     What no problem exercises is printed as "not exercised": a mistake there would not be found. With --q-len or --kv-len
     there is one problem, of these lengths. Of many heads that a spec states, four are computed.
+    If the scale reads params, the kernels of positive scales are checked too, as a spec NAME_positive.
 
     The allowed error is twice that of the same computation in fp32 with its output rounded to the spec's type, as torch's math
     backend does it, plus one unit in the last place. The emulated device also reports races, missing barriers and
@@ -96,6 +97,7 @@ def command(
     from attngen.inspect.checking import check_exercised
     from attngen.inspect.trials import Fixed
     from attngen.spec.dtypes import DTYPES
+    from attngen.spec.scales import has_scale_forms, with_scale_form
 
     gpu = None if emulated_by_default(device) else device_named(device)
     arch = gpu.arch if gpu is not None else None if arch is None else specs.arch_known(arch).name
@@ -110,7 +112,11 @@ def command(
     for one in chosen.loaded:
         fixed = Fixed(batch, heads, kv_heads, q_len, kv_len, specs.known_params(one.spec, given), _sizes(one.spec, dims), seed)
         with specs.pointing_at(one), progress.cleared():
-            checks.append(check_exercised(one.spec, devices.checked(one.spec, chosen), fixed, chosen.text, progress.show))
+            kernels = devices.checked(one.spec, chosen)
+            checks.append(check_exercised(one.spec, kernels, fixed, chosen.text, progress.show))
+            if has_scale_forms(one.spec) and source is None:  # what calls with a positive scale run
+                positive = replace(with_scale_form(one.spec, "positive"), name=f"{one.spec.name}_positive")
+                checks.append(check_exercised(positive, kernels, fixed, progress=progress.show))
     results = []
     table = None if as_json else _CheckTable()
     with specs.compilation_errors_in(chosen.changed), progress.cleared():

@@ -41,9 +41,13 @@ class Bound:
 
     kernel: Kernel
     launches: tuple[Launch, ...]
-    memory: tuple[Memory, ...]
     arrays: Mapping[str, ArrayView]
     overlap: OverlapCheck | None  # of inputs and outputs, in this order; None if the call allocated every output
+
+    @property
+    def memory(self) -> tuple[Memory, ...]:
+        """What launches may read and write. Calls that are repeated with other addresses never need it."""
+        return tuple([_memory(tensor, self.arrays[tensor.key]) for tensor in self.kernel.source.tensors])
 
     @property
     def outputs(self) -> dict[str, Any]:
@@ -98,8 +102,7 @@ def bind(kernel: Kernel, sizes: Sizes, given: Mapping[str, ArrayView], params: M
         callers = callers_tensors(program)
         outputs = [i for i, t in enumerate(callers) if t.role == "output"]
         overlap = OverlapCheck([arrays[t.key] for t in callers], outputs)
-    memory = tuple(_memory(*pair) for pair in tensors.values())
-    return Bound(kernel, tuple(launch for launch in launches if launch is not None), memory, arrays, overlap)
+    return Bound(kernel, tuple([launch for launch in launches if launch is not None]), arrays, overlap)
 
 
 def _strided(array: ArrayView) -> ArrayView:
