@@ -68,11 +68,7 @@ class Problem:
         batch, q_heads, q_len, _ = self.q.shape
         _, kv_heads, kv_len, _ = self.k.shape
         sizes = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len}
-        for declared in self.spec.inputs:
-            for dim, size in zip(declared.dims, self.inputs[declared.name].shape, strict=True):
-                if isinstance(dim, str):
-                    sizes.setdefault(dim, int(size))
-        return sizes
+        return sizes | self.spec.own_sizes({name: tuple(map(int, array.shape)) for name, array in self.inputs.items()})
 
 
 def allowed_rows(problem: Problem, b: int, h: int, rows: slice, keys: Any = None) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from attngen.spec.dtypes import DType
 from attngen.spec.expr import Expr, Type, name
@@ -179,6 +180,15 @@ class AttentionSpec:
             if candidate.name == name:
                 return candidate
         raise KeyError(name)
+
+    def own_sizes(self, shapes: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """The sizes of `free_dims`, by the `shapes` of the inputs: one of size 1 is for any size, and states none."""
+        sizes: dict[str, Any] = {}
+        for declared in self.inputs:
+            for dim, size in zip(declared.dims, shapes[declared.name], strict=True):
+                if isinstance(dim, str) and dim not in SIZES and sizes.get(dim, 1) == 1:
+                    sizes[dim] = size
+        return sizes
 
     @property
     def free_dims(self) -> tuple[str, ...]:

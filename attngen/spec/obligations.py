@@ -130,39 +130,43 @@ def check_obligations(spec: AttentionSpec, sizes: Mapping[str, int], params: Map
     sizes and params.
 
     Raises ArgumentError for numbers of heads, and ObligationError, which names the tensor, the range of the index and the size.
-    Of a call without rows, heads alone are checked; of one without keys, the sink too.
+    Of a call without rows or keys, what kernels evaluate all the same is checked too.
     """
     q_heads, kv_heads = sizes["q_heads"], sizes["kv_heads"]
     if q_heads and (kv_heads == 0 or q_heads % kv_heads):
         raise ArgumentError(f"{q_heads} query heads of `q` cannot share {kv_heads} key/value heads of `k`")
     _check_dropout(spec, params)
     _check_tables(spec, sizes)
-    if 0 in (sizes["batch"], sizes["q_heads"], sizes["q_len"]):
-        return
-    for part, fewest in _parts(spec):
-        if sizes["kv_len"] >= fewest:
-            _check_part(part, fewest, sizes, params)
+    if sizes["batch"] and sizes["q_heads"]:
+        for part, shortest in _parts(spec):
+            if sizes["q_len"] >= shortest[0] and sizes["kv_len"] >= shortest[1] and sizes["q_len"] + sizes["kv_len"]:
+                _check_part(part, shortest, sizes, params)
+
+
+Shortest = tuple[int, int]  # the fewest rows and keys of a sequence for which a kernel evaluates an expression
 
 
 @lru_cache(maxsize=256)
-def _parts(spec: AttentionSpec) -> tuple[tuple[AttentionSpec, int], ...]:
-    """`spec` without its sink, and with nothing else, if it has one; each with the number of keys without which a row does not
-    evaluate it."""
-    of_pairs = replace(spec, sink=None), 1
-    return (of_pairs,) if spec.sink is None else (of_pairs, (replace(spec, mask=None, score=S, rotary=None), 0))
+def _parts(spec: AttentionSpec) -> tuple[tuple[AttentionSpec, Shortest], ...]:
+    """`spec` with one of its expressions each. Scores are those of pairs, and each row has a sink, but the bounds of a mask are
+    evaluated for rows without keys, and for keys without rows."""
+    of_pairs = replace(spec, mask=None, sink=None), (1, 1)
+    of_mask = replace(spec, score=S, rotary=None, sink=None), (0, 0)
+    of_sink = replace(spec, score=S, rotary=None, mask=None), (1, 0)
+    return (of_pairs, *([of_mask] if spec.mask is not None else []), *([of_sink] if spec.sink is not None else []))
 
 
-def _check_part(spec: AttentionSpec, fewest: int, sizes: Mapping[str, int], params: Mapping[str, int | float]) -> None:
+def _check_part(spec: AttentionSpec, shortest: Shortest, sizes: Mapping[str, int], params: Mapping[str, int | float]) -> None:
     of_call = tuple(sorted(sizes.items()))
     numbers = tuple(sorted((n, v) for n, v in params.items() if isinstance(v, int)))
     if not own_lengths(spec):
         if not _surely_holds(spec, {**sizes, **params}):
-            _check(spec, fewest, of_call, numbers)
+            _check(spec, shortest, of_call, numbers)
         return
     try:
-        _check(spec, fewest, of_call, numbers)
+        _check(spec, shortest, of_call, numbers)
     except ObligationError:
-        if not _holds_for_each_length(spec, fewest, of_call, tuple(sorted(params.items()))):
+        if not _holds_for_each_length(spec, shortest, of_call, tuple(sorted(params.items()))):
             raise
 
 
@@ -176,7 +180,7 @@ MAX_LENGTHS = 2**20  # numbers of rows and keys that are tried
 
 @lru_cache(maxsize=1024)
 def _holds_for_each_length(
-    spec: AttentionSpec, fewest: int, sizes: tuple[tuple[str, int], ...], params: tuple[tuple[str, int | float], ...]
+    spec: AttentionSpec, shortest: Shortest, sizes: tuple[tuple[str, int], ...], params: tuple[tuple[str, int | float], ...]
 ) -> bool:
     """Whether the conditions hold for sequences of every number of rows and keys, up to the longest."""
     import numpy as np
@@ -184,16 +188,16 @@ def _holds_for_each_length(
     size, own = dict(sizes), own_lengths(spec)
     if (conditions := _conditions(spec, np)) is None or prod([size[length] for length in own]) > MAX_LENGTHS:
         return False
-    lengths = np.ix_(*[np.arange(_shortest(length, fewest), size[length] + 1) for length in own])
+    lengths = np.ix_(*[np.arange(least, size[length] + 1) for length, least in _lengths_from(spec, shortest).items()])
     numbers = {**size, **dict(params), **dict(zip(own, lengths, strict=True))}
     with np.errstate(all="ignore"):
         found = conditions({**numbers, **{f"max_{length}": size[length] for length in own}})
     return all(bool(np.all(holds)) for holds in found)
 
 
-def _shortest(length: str, fewest: int) -> int:
-    """The smallest q_len or kv_len of a sequence for which expressions are evaluated that need `fewest` keys."""
-    return fewest if length == "kv_len" else 1
+def _lengths_from(spec: AttentionSpec, shortest: Shortest) -> dict[str, int]:
+    """The smallest of each length that a sequence has for itself."""
+    return {length: shortest[length == "kv_len"] for length in own_lengths(spec)}
 
 
 def _check_dropout(spec: AttentionSpec, params: Mapping[str, int | float]) -> None:
@@ -270,10 +274,12 @@ def call_ranges(sizes: Mapping[str, int], params: Mapping[str, int | float]) -> 
 
 
 @lru_cache(maxsize=1024)
-def _check(spec: AttentionSpec, fewest: int, sizes: tuple[tuple[str, int], ...], params: tuple[tuple[str, int], ...]) -> None:
+def _check(
+    spec: AttentionSpec, shortest: Shortest, sizes: tuple[tuple[str, int], ...], params: tuple[tuple[str, int], ...]
+) -> None:
     size = dict(sizes)
     names = call_ranges(size, dict(params))
-    names |= {length: (_shortest(length, fewest), size[length]) for length in own_lengths(spec)}
+    names |= {length: (least, size[length]) for length, least in _lengths_from(spec, shortest).items()}
     for keyword, expr in expressions_that_read(spec):
         known = ranges(expr, names, element_ranges(spec))
         for node in walk(expr):

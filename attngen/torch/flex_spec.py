@@ -137,12 +137,8 @@ def prepare(
 def _all_sizes(
     prepared: Prepared, captured: Sequence[Tensor], tables: Mapping[str, Tensor], sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    found = dict(sizes)
-    for (declared, _), tensor in zip(prepared.sources, prepared.tensors(captured, tables), strict=True):
-        for dim, size in zip(declared.dims, tensor.shape, strict=True):
-            if isinstance(dim, str):
-                found.setdefault(dim, size)
-    return found
+    tensors = zip(prepared.sources, prepared.tensors(captured, tables), strict=True)
+    return {**sizes, **prepared.spec.own_sizes({declared.name: tensor.shape for (declared, _), tensor in tensors})}
 
 
 def _imported(functions: Functions, described: Described, tables: Mapping[str, Tensor], device: Any, guarded: bool) -> Prepared:

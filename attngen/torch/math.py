@@ -142,10 +142,7 @@ def call_of(
 
     xp = TorchNamespace(precision, q.device)
     sizes = dict(zip(SIZES, (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2]), strict=True))
-    for declared in spec.inputs:
-        for dim, size in zip(declared.dims, inputs[declared.name].shape, strict=True):
-            if isinstance(dim, str):
-                sizes.setdefault(dim, size)
+    sizes |= spec.own_sizes({name: tensor.shape for name, tensor in inputs.items()})
     names = {name: xp.number(size) for name, size in sizes.items()}
     for name, value in params.items():
         names[name] = value.to(q.device, precision) if isinstance(value, torch.Tensor) else xp.number(value)

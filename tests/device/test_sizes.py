@@ -11,6 +11,8 @@ import attngen
 from attngen import ArgumentError
 from attngen.api import compile_later
 from attngen.device.arrays import view
+from attngen.reference.numpy_oracle import numpy_attention
+from attngen.reference.problems import Sample
 from attngen.spec.attention import Storage
 from attngen.spec.obligations import ObligationError
 from tests import tiers
@@ -160,6 +162,38 @@ def test_a_sink_is_read_for_rows_without_keys_too() -> None:
     with pytest.raises(ObligationError, match="index 0 of `f` can be -1 to 7"):
         bound("packed", packed(f=randn(8)), **last)
     bound("packed", packed(f=randn(8)), **{**last, "sink": "f[max(kv_len - 1, 0)]"})
+
+
+def test_a_mask_is_bounded_for_rows_without_keys_too() -> None:
+    """Kernels that skip tiles evaluate it before they know that a sequence has none."""
+    last = {"mask": "k < f[kv_len - 1]", "inputs": {"f": ("int32", ("kv_len",))}}
+    f = np.full(8, 3, np.int32)
+    with pytest.raises(ObligationError, match="index 0 of `f` can be -1 to 7"):
+        bound("packed", packed(f=f), **last)
+    bound("packed", packed(f=f), **{**last, "mask": "k < f[max(kv_len - 1, 0)]"})
+    bound("packed", packed(f=f), **{**last, "mask": "k < f[kv_len - 1 - k]"})
+    none, rows = randn(1, 1, 0, 8), randn(1, 1, 3, 8)
+    first = {"mask": "f[0] and k <= q", "inputs": {"f": ("bool", ("n",))}}
+    for q, k in ((rows, none), (none, rows)):
+        with pytest.raises(ObligationError, match="index 0 of `f` is 0"):
+            bound("dense", {"q": q, "k": k, "v": k, "f": np.zeros(0, np.bool_)}, **first)
+    bound("dense", {"q": rows, "k": none, "v": none, "f": np.zeros(0, np.int32)}, **{**last, "mask": "f[k] < 3"})
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_order_of_arrays_makes_no_difference_to_references(order: int) -> None:
+    """Nor to `math`, which computes by torch: the size of a dimension is not that of an array for any size."""
+    torch = pytest.importorskip("torch")
+    inputs = dict(list(OWN.items())[::order])
+    spec = attngen.define(dtype=F32, head_dim=8, score="s + u[clamp(k, 0, n - 1)] * w[clamp(q, 0, n - 1)]", inputs=inputs)
+    q, k, u = randn(1, 1, 4, 8), randn(1, 1, 6, 8), randn(5)
+    whole = {"u": u, "w": np.full(5, 2, np.float32)}
+    one = {"u": u, "w": np.full(1, 2, np.float32)}
+    expected = numpy_attention(spec, Sample(q, k, k, whole)).output
+    np.testing.assert_array_equal(numpy_attention(spec, Sample(q, k, k, one)).output, expected)
+    tensors = {name: torch.from_numpy(array) for name, array in one.items()}
+    found = attngen.torch.Attention(spec, layout="bhsd", mode="math")(*map(torch.from_numpy, (q, k, k)), **tensors)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
 
 
 GRADIENTS = {

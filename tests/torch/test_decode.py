@@ -212,5 +212,5 @@ def test_what_is_refused() -> None:
     bias = {"score": "s + bias[k + kv_len]", "inputs": {"bias": ("fp32", ("n",))}}
     with pytest.raises(DiagnosticError, match="comes from data"):
         Attention(mode="math", **bias).decode(q, k, k, cache_seqlens=7, bias=torch.zeros(40))
-    with pytest.raises(ArgumentError, match="can be 20 to 39, but the dimension"):
+    with pytest.raises(ArgumentError, match="can be 1 to 39, but the dimension"):
         Attention(mode="naive", **bias).decode(q, k, k, cache_seqlens=7, bias=torch.zeros(39))
