@@ -119,7 +119,7 @@ def _limits(sizes: Sizes, longest: Lengths) -> dict[str, int]:
             if longest[stated] < 0:
                 raise ArgumentError(f"`{stated}` is {longest[stated]}; expected the length of the longest sequence, or more")
             limits[length] = min(int(longest[stated]), sizes.get(length, MAX_LENGTH))
-    if "max_pages" in sizes and "kv_len" in limits:
+    if "max_pages" in sizes and "kv_len" in limits:  # new rows of a cache have no such limit
         limits["kv_len"] = min(limits["kv_len"], sizes["max_pages"] * sizes["page_size"])
     return limits
 

@@ -66,7 +66,7 @@ LOCALS = {
 Approximate = Literal["", "fast", "rough"]
 MOST_ROWS = 1024  # of a tile: more than any plan has
 OF_THE_BLOCK = {"b", "h", *SIZES}  # indices that all pairs of a block share
-LOCAL_TYPES = {"s": "float", SCALE.name: "float"}  # the others are int
+LOCAL_TYPES = {"s": "float", "softmax_scale": "float"}  # the others are int
 
 
 @dataclass(frozen=True, slots=True)
