@@ -9,7 +9,7 @@ one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -125,7 +125,7 @@ class Emitted:
         self.enclosing = self._enclosing()
         self.insertions: list[Insertion] = []
         self.removals: list[Removal] = []
-        self.constants = self._constant_places()
+        self.constants = self._marked(self._constant_places())
         self._find()
 
     # --- the structure of the text
@@ -177,8 +177,12 @@ class Emitted:
                 ranges.append((i, self.closing[opened] + 1))
         return ranges
 
-    def _is_constant(self, i: int) -> bool:
-        return any(a <= i < b for a, b in self.constants)
+    def _marked(self, ranges: Iterable[tuple[int, int]]) -> list[bool]:
+        """Whether each token is in one of the ranges."""
+        marks = [False] * len(self.tokens)
+        for first, end in ranges:
+            marks[first:end] = [True] * (min(end, len(marks)) - first)
+        return marks
 
     @cached_property
     def bodies(self) -> list[tuple[str, int, int]]:
@@ -241,9 +245,9 @@ class Emitted:
     # --- what can be taken away
 
     def _find(self) -> None:
-        inside = [(first, last) for _, first, last in self.bodies]
+        inside = self._marked((first + 1, last) for _, first, last in self.bodies)
         for i in range(len(self.tokens)):
-            if self._is_constant(i) or not any(first < i < last for first, last in inside):
+            if self.constants[i] or not inside[i]:
                 continue
             self._statement(i)
             self._valued(i)

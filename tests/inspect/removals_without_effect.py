@@ -75,7 +75,8 @@ def stale(file: str, emitted: Emitted) -> Iterator[str]:
 
 # forwards by mma.sync: with a softmax, of a causal mask; retention, which has none; other masks
 SOFTMAX_MMA = (
-    "gpt2_fused.cu", "alibi_fused.cu", "gemma_softcap_fused.cu", "head_dim_80_fused.cu", "llama_gqa_fused.cu", "llama_rotary_fused.cu",
+    "gpt2_fused.cu", "alibi_fused.cu", "gemma_softcap_fused.cu", "head_dim_80_fused.cu", "llama_gqa_fused.cu",
+    "llama_rotary_fused.cu",
 )  # fmt: skip
 UNBOUNDED_MMA = tuple(name for name in SOFTMAX_MMA if name != "gemma_softcap_fused.cu")  # whose scores may be large
 CAUSAL_MMA = (*SOFTMAX_MMA, "retention_fused.cu")
@@ -144,6 +145,12 @@ OF_OTHER_SIZES = (
         ("r + row < TILE_ROWS: never true",),
         "the rows of each tile are a multiple of those that the block copies at once, which is the other operand",
         proof="BLOCK_Q % (THREADS // (QK_WIDTH // 8)) == BLOCK_KV % (THREADS // (HEAD_DIM_V // 8)) == 0",
+    ),
+    WithoutEffect(
+        ("gemma_softcap_fused.cu",),
+        ("row >= STEP: never true",),
+        "each thread of the block has a chunk to copy",
+        proof="THREADS % (QK_WIDTH // 8) == THREADS % (HEAD_DIM_V // 8) == 0",
     ),
     WithoutEffect(
         ("gpt2_hopper.cu",),
@@ -322,6 +329,16 @@ OF_ROWS = (
     WithoutEffect(("gpt2_hopper.cu",), ("new_max == -INF: never true",), HAS_A_KEY, proof="BLOCK_Q == BLOCK_KV"),
 )
 
+OF_BOUNDED_SCORES = (
+    WithoutEffect(("gemma_softcap_fused.cu",), ("max[r] == -INF: never true",), HAS_A_KEY),
+    WithoutEffect(
+        ("gemma_softcap_fused.cu",),
+        ("__any_sync(0xffffffff, exceeds): never true",),
+        "scores are at most 50, and exponentials of 50 fit bf16 and fp32 without the subtraction of a maximum",
+        proof="file:50.0 * tanh(s / 50.0)",
+    ),
+)
+
 # --- work that is skipped if it changes nothing, and waits of those who have nothing to wait for
 OF_WORK = (
     WithoutEffect(TILED, ("vectors: never true",), "elements are read one by one"),
@@ -419,4 +436,4 @@ OF_WORK = (
     ),
 )
 
-WITHOUT_EFFECT = (*OF_OTHER_SIZES, *OF_TILES, *OF_MMA_BACKWARD, *OF_ROWS, *OF_WORK)
+WITHOUT_EFFECT = (*OF_OTHER_SIZES, *OF_TILES, *OF_MMA_BACKWARD, *OF_ROWS, *OF_BOUNDED_SCORES, *OF_WORK)
