@@ -16,7 +16,7 @@ from attngen.spec.operator import TABLE
 
 MOST = 12_000  # of the mask, the score, the sink, positions and captured tensors
 MOST_OF_BACKWARD = 16_000  # of these and the derivatives that a backward computes
-MOST_OF_CALL = 800  # of the scale, which each kernel computes by itself
+MOST_OF_CALL = 500  # of the scale, which each kernel computes where it needs it
 CALLED_FROM = 50  # the cost from which on an operator is called, in code that is not inlined
 OF_CALL = 8
 OF_READ, OF_INDEX = 12, 6  # of an element of a captured tensor, and each of its indices
@@ -27,6 +27,14 @@ BY_CONSTANT = 7  # of a division by a constant, which is multiplications
 def cost(*exprs: Expr | None, inlined: bool = False) -> int:
     """The cost of expressions that one function computes: what they share counts once."""
     return sum(cost_of(node, inlined) for node in walk(*(e for e in exprs if e is not None)))
+
+
+def cost_as_tree(expr: Expr) -> int:
+    """The cost of `expr` as inlined code without temporaries: what occurs twice counts twice."""
+    known: dict[Expr, int] = {}
+    for node in walk(expr):
+        known[node] = cost_of(node, inlined=True) + sum(known[a] for a in node.args)
+    return known[expr]
 
 
 def cost_of(node: Expr, inlined: bool = False) -> int:

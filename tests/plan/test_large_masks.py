@@ -14,7 +14,8 @@ from attngen.emit.emitter import emit
 from attngen.language import load_text
 from attngen.plan import ARCHES, PlanRefusal
 from attngen.plan.block_map import EMPTY, PARTIAL, classify_tiles
-from attngen.plan.code_size import INLINED_UP_TO, pair_operations
+from attngen.plan.code_size import INLINED_UP_TO
+from attngen.plan.facts import facts_of
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.tile_intervals import LARGEST, MOST_DIVISIONS
 from attngen.reference.compare import compare, truth
@@ -58,7 +59,7 @@ LARGE = {
 @pytest.mark.parametrize("name", tiers.cases(LARGE, quick=["400 wheres", "300 elements"]))
 def test_large_texts_are_planned_and_printed(name: str) -> None:
     spec = spec_of(LARGE[name])
-    assert pair_operations(spec) > INLINED_UP_TO
+    assert facts_of(spec).pair_cost > INLINED_UP_TO
     plan = choose(spec, ARCHES["sm_90a"])
     assert plan.keyword == "fused"
     bounds = plan.bounds
