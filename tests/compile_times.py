@@ -2,9 +2,9 @@
 
     python -m tests.compile_times [--seed 0] [--minutes 10] [--most 10]
 
-draws specs that are as large as they may be, compiles the file of a schedule, forward or backward, and prints the slowest. Times
-are CPU seconds of the process, since other programs may share its cores; the first line is that of a plain causal kernel of
-Hopper, which takes about one second on an idle core, for comparison. Fails if one takes longer than `--most`.
+draws specs that are as large as they may be, compiles the file of a schedule, forward or backward, and prints the slowest.
+Times are CPU seconds of the process, since other programs may share its cores; the first line is that of a plain causal kernel
+of Hopper, which takes about one second on an idle core, for comparison. Fails if one takes longer than `--most`.
 """
 
 from __future__ import annotations
@@ -59,19 +59,22 @@ def joined(operator: str, terms: Sequence[str]) -> str:
     return terms[0]
 
 
-# Terms of a score by their number, then of a mask
+# Terms of a score, of a sink and of a mask, by their number
 SCORES: tuple[Callable[[int], str], ...] = (
     lambda i: f"exp(s * 0.{i + 1})", lambda i: f"sin(s + {i}.5)", lambda i: f"cos(s * {i}.5)", lambda i: f"pow(s, {i}.5 + s)",
-    lambda i: f"{i}.5 / (s + {i}.25)", lambda i: f"log(s + {i}.5)", lambda i: f"tanh(s * {i}.5)", lambda i: f"sigmoid(s + {i}.5)",
+    lambda i: f"{i}.5 / (s + {i}.25)", lambda i: f"log(s + {i}.5)", lambda i: f"tanh(s * {i}.5)",
+    lambda i: f"sigmoid(s + {i}.5)",
     lambda i: f"atan2(s, s + {i}.5)", lambda i: f"sqrt(s + {i}.5)", lambda i: f"erf(s + {i}.5)", lambda i: f"s * {i}.5",
     lambda i: f"where(q - k > {i}, s, {i}.5)", lambda i: f"float((q - k + {i}) % n)", lambda i: f"float((q * k + {i}) // n)",
     lambda i: f"float(q * {i} - k)", lambda i: f"t{i % 40}[h]", lambda i: f"u[h, q, min(k, {i})]", lambda i: f"1e{i % 30} * s",
     lambda i: f"min(s, {i}.5)", lambda i: f"floor(s * {i}.5)", lambda i: f"tanh(s * t{i % 40}[h])",
 )  # fmt: skip
+SINKS = (lambda i: f"sin(float(h) + {i}.5)", lambda i: f"exp(float(h + {i}))", lambda i: f"log(float(q + {i}))")
 MASKS: tuple[Callable[[int], str], ...] = (
     lambda i: f"(q - k >= {9 * i} and q - k < {9 * i + 4})", lambda i: f"d{i % 90}[b, q] == d{i % 90}[b, k]",
     lambda i: f"(q + {i}) // n >= (k + {i}) // n", lambda i: f"(q * k + {i}) % {i + 2} == 0", lambda i: f"k % {i + 2} != 1",
-    lambda i: f"where(q > {i}, k < {i}, k > q - {i})", lambda i: f"d0[b, q] + {i} == d0[b, k]", lambda i: f"k < d{i % 90}[b, 0]",
+    lambda i: f"where(q > {i}, k < {i}, k > q - {i})", lambda i: f"d0[b, q] + {i} == d0[b, k]",
+    lambda i: f"k < d{i % 90}[b, 0]",
     lambda i: f"keep[h, q // {64 + i}, k // {64 + i}]",
 )  # fmt: skip
 
@@ -89,10 +92,7 @@ def draw(r: random.Random) -> Case:
     if r.random() < 0.6:
         lines.append(f"mask {expression(r, MASKS, ('and', 'or'))}")
     if r.random() < 0.3:
-        term = r.choice(
-            (lambda i: f"sin(float(h) + {i}.5)", lambda i: f"exp(float(h + {i}))", lambda i: f"log(float(q + {i}))")
-        )
-        lines.append(f"sink {joined('+', [term(i) for i in range(r.choice(COUNTS))])}")
+        lines.append(f"sink {expression(r, SINKS, ('+', '*'))}")
     if r.random() < 0.1:
         lines.append(f"scale {joined('+', [f'exp(p + {i}.5)' for i in range(r.choice(COUNTS[:7]))])}")
     if r.random() < 0.15:
@@ -145,10 +145,8 @@ def main() -> int:
         seed += 1
     print(f"{len(found)} files, {refused} specs refused; the slowest:")
     for took, one, case in sorted(found, key=lambda f: -f[0])[:10]:
-        direction = "backward" if case.backward else "forward"
-        print(
-            f"{took:6.1f} s  seed {one}: {case.schedule} {direction} {case.arch} {case.dtype} D{case.head_dim}: {case.text[:160]}"
-        )
+        kind = f"{case.schedule} {'backward' if case.backward else 'forward'} {case.arch} {case.dtype} D{case.head_dim}"
+        print(f"{took:6.1f} s  seed {one}: {kind}: {case.text[:160]}")
     return int(any(took > options.most for took, _, _ in found))
 
 

@@ -26,8 +26,8 @@ def expression_to_text(expr: Expr) -> str:
 
 
 def shown(expr: Expr) -> str:
-    """`expr` for a reader: as text of the language, or what it is of. What is derived from an expression shares so much that its
-    text may be far longer than any page."""
+    """`expr` for a reader: as text of the language, or how much it is. What is derived from an expression may share so many of
+    its parts that its text is longer than any page."""
     if expr.size <= MOST_SHOWN:
         return expression_to_text(expr)
     count = sum(bool(node.args) for node in walk(expr))
