@@ -10,7 +10,7 @@ from attngen.plan.plan import Decision
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import CapturedGradient, Gradient
 from attngen.spec.operator import FLOAT_ONE
-from attngen.spec.print_attn import expression_to_text, rotary_to_text
+from attngen.spec.print_attn import expression_to_text, rotary_to_text, shown
 
 HEADER_WIDTH = 118
 WEIGHING = {"softmax": "the softmax", "sigmoid": "the sigmoid", "none": "the scores"}  # what comes between the products
@@ -23,7 +23,7 @@ PAIR_BYTES = {"softmax": 20, "sigmoid": 16, "none": 8}
 def expression_texts(spec: AttentionSpec, gradient: Gradient | None = None) -> dict[str, str]:
     """The spec's expressions as the language writes them, for comments, and their derivatives."""
     return {
-        "derivative": expression_to_text(gradient.ds) if gradient else "",
+        "derivative": shown(gradient.ds) if gradient else "",
         "score": expression_to_text(spec.score),
         "mask": expression_to_text(spec.mask) if spec.mask is not None else "",
         "sink": expression_to_text(spec.sink) if spec.sink is not None else "",
@@ -95,8 +95,8 @@ def captured_equations(spec: AttentionSpec, gradient: Gradient, captured: Captur
     of_source = {"score": "dS[q, k]", "scale": f"{ds}[q, k] * Q K^T[q, k]", "sink": "-P_sink[q] * delta[q]"}
     lines = []
     for c in captured.contributions:
-        factor = "" if c.factor is FLOAT_ONE else f" * ({expression_to_text(c.factor)})"
-        lines.append(f"d_{expression_to_text(c.element)} += {of_source[c.source]}{factor}")
+        factor = "" if c.factor is FLOAT_ONE else f" * ({shown(c.factor)})"
+        lines.append(f"d_{shown(c.element)} += {of_source[c.source]}{factor}")
     if any(c.source == "sink" for c in captured.contributions):
         assert spec.sink is not None
         sink = expression_to_text(spec.sink)

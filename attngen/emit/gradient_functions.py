@@ -10,7 +10,7 @@ from attngen.emit.cuda_text import c_name
 from attngen.spec.expr import Expr, names_in
 from attngen.spec.gradient import INDEX_NAMES, CapturedGradient, Contribution, Source
 from attngen.spec.operator import FLOAT_ONE
-from attngen.spec.print_attn import expression_to_text
+from attngen.spec.print_attn import shown
 
 F = TypeVar("F")  # attngen.emit.variant.Function
 
@@ -97,10 +97,10 @@ def _contribution(
         contribution.source,
         f"{name}_factor",
         None if factor is FLOAT_ONE else function(factor),
-        expression_to_text(factor),
-        expression_to_text(contribution.element),
+        shown(factor),
+        shown(contribution.element),
         tuple(
-            IndexFunction(dim, f"{name}_index_{dim}", function(index), expression_to_text(index))
+            IndexFunction(dim, f"{name}_index_{dim}", function(index), shown(index))
             for dim, index in enumerate(contribution.indices)
             if dim not in dims
         ),

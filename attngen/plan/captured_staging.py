@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from attngen.plan.axes import KEYS, ROWS
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.cost import cost_as_tree
 from attngen.spec.dtypes import FP32, INT32, DType
 from attngen.spec.expr import Expr, Gather, Name, inputs_in, name, names_in, rewrite, walk
 
 KEY_BYTES = 16  # staged per key at most, over all vectors: the limit of the registers of the producer's lanes
+MOST_TO_READ = 100  # the cost of reading an element, with its indices: kernels do it in several places
 ROW_ELEMENTS = 4  # at most: a thread holds each of them for two rows
 
 
@@ -104,6 +106,8 @@ def pair_elements(spec: AttentionSpec) -> Staged:
 def _is_of_pairs(node: Gather) -> bool:
     """Whether the last index of `node` is `k`, and another one depends on the row, but none on data or on other keys."""
     others, names = node.args[:-1], names_in(*node.args[:-1])
+    if cost_as_tree(node) > MOST_TO_READ:
+        return False
     return node.args[-1:] == (KEYS.at,) and "q" in names and not names & {"k", "s"} and not inputs_in(*others)
 
 
@@ -120,4 +124,6 @@ def _elements(spec: AttentionSpec, index: Name) -> Iterator[Element]:
 def _is_of(index: Name, node: Gather) -> bool:
     """Whether one index of `node` is `index` and the others are the same for all pairs of a block."""
     others = [a for a in node.args if a is not index]
+    if cost_as_tree(node) > MOST_TO_READ:
+        return False
     return len(others) == len(node.args) - 1 and not names_in(*others) & {"q", "k", "s"}

@@ -14,7 +14,7 @@ from attngen.plan.mask_bounds import MaskBounds, mask_bounds
 from attngen.plan.memo import remembered
 from attngen.plan.uniform_score import uniform_score
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.cost import MOST_OF_BACKWARD, OF_TENSOR, cost, too_much_code
+from attngen.spec.cost import MOST_OF_BACKWARD, OF_GRADIENT, OF_TENSOR, cost, too_much_code
 from attngen.spec.expr import Expr
 from attngen.spec.gradient import Gradient, gradient_of
 
@@ -68,7 +68,7 @@ def _gradient(spec: AttentionSpec, wanted: tuple[str, ...]) -> Gradient:
     contributions = [c for one in gradient.captured if one.name in wanted for c in one.contributions]
     factors = [e for c in contributions for e in (c.factor, *c.indices)]
     forward = [e for e in (spec.mask, spec.score, spec.sink) if e is not None]
-    total = sum(map(cost, (*forward, gradient.ds, *factors))) + OF_TENSOR * (len(spec.inputs) + len(contributions))
+    total = sum(map(cost, (*forward, gradient.ds, *factors))) + OF_TENSOR * len(spec.inputs) + OF_GRADIENT * len(contributions)
     if total > MOST_OF_BACKWARD:
         exprs = [gradient.ds, *factors]
         raise DiagnosticError(too_much_code("score", "gradient", exprs, MOST_OF_BACKWARD, total, backward=True))

@@ -10,7 +10,7 @@ from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize, Param, Precision
 from attngen.spec.bounds import ranges
-from attngen.spec.cost import MOST, MOST_OF_CALL, OF_TENSOR, cost, too_much_code
+from attngen.spec.cost import MOST, MOST_OF_CALL, OF_TENSOR, cost, cost_as_tree, too_much_code
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import STORAGE_DTYPES
 from attngen.spec.expr import (
@@ -202,7 +202,7 @@ def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
 
 def _code(spec: AttentionSpec) -> Iterator[Diagnostic]:
     """Whether compilers would take too long for the spec's expressions."""
-    of_call = cost(spec.scale, inlined=True)
+    of_call = cost_as_tree(spec.scale)
     if of_call > MOST_OF_CALL:
         yield too_much_code("scale", "scale", [spec.scale], MOST_OF_CALL, of_call)
     positions = spec.rotary.positions if spec.rotary is not None else ()

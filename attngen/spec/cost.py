@@ -14,19 +14,28 @@ from attngen.spec import mistakes
 from attngen.spec.expr import Apply, Const, Expr, Gather, walk
 from attngen.spec.operator import TABLE
 
-MOST = 12_000  # of the mask, the score, the sink, positions and captured tensors
-MOST_OF_BACKWARD = 16_000  # of these and the derivatives that a backward computes
-MOST_OF_CALL = 800  # of the scale, which each kernel computes by itself
+MOST = 6_000  # of the mask, the score, the sink, positions and captured tensors
+MOST_OF_BACKWARD = 8_000  # of these and the derivatives that a backward computes
+MOST_OF_CALL = 500  # of the scale, which each kernel computes where it needs it
 CALLED_FROM = 50  # the cost from which on an operator is called, in code that is not inlined
 OF_CALL = 8
 OF_READ, OF_INDEX = 12, 6  # of an element of a captured tensor, and each of its indices
-OF_TENSOR = 100  # of a captured tensor: the parameters of each kernel, its accessor, the ranges of its tiles
+OF_TENSOR = 40  # of a captured tensor: the parameters of each kernel, its accessor
+OF_GRADIENT = 200  # of a place where one is read: the code that adds up its gradient
 BY_CONSTANT = 7  # of a division by a constant, which is multiplications
 
 
 def cost(*exprs: Expr | None, inlined: bool = False) -> int:
     """The cost of expressions that one function computes: what they share counts once."""
     return sum(cost_of(node, inlined) for node in walk(*(e for e in exprs if e is not None)))
+
+
+def cost_as_tree(expr: Expr) -> int:
+    """The cost of `expr` as inlined code without temporaries: what occurs twice counts twice."""
+    known: dict[Expr, int] = {}
+    for node in walk(expr):
+        known[node] = cost_of(node, inlined=True) + sum(known[a] for a in node.args)
+    return known[expr]
 
 
 def cost_of(node: Expr, inlined: bool = False) -> int:

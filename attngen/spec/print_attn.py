@@ -11,6 +11,7 @@ from attngen.spec.operator import INT64_MIN, TABLE, Infix, is_comparison
 from attngen.spec.rotary import Rotary
 
 ATOM, PREFIX = 100, 7
+MOST_SHOWN = 2_000  # operators and operands, counted each time they occur
 
 Text = tuple[str, int]  # a text and the precedence of its outermost operator
 SPELLED = {"q_heads": "heads"}
@@ -22,6 +23,15 @@ def expression_to_text(expr: Expr) -> str:
     for node in walk(expr):
         texts[node] = _node(node, [texts[a] for a in node.args])
     return texts[expr][0]
+
+
+def shown(expr: Expr) -> str:
+    """`expr` for a reader: as text of the language, or how much it is. What is derived from an expression may share so many of
+    its parts that its text is longer than any page."""
+    if expr.size <= MOST_SHOWN:
+        return expression_to_text(expr)
+    count = sum(bool(node.args) for node in walk(expr))
+    return f"{count} operations on {', '.join(sorted(expr.names | expr.inputs))}"
 
 
 def levels(expr: Expr) -> int:

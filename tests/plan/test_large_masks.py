@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import reduce
 
@@ -10,18 +11,20 @@ import pytest
 
 import attngen
 from attngen.device.emulated import EmulatedDevice
+from attngen.diagnostics import DiagnosticError
 from attngen.emit.emitter import emit
 from attngen.language import load_text
 from attngen.plan import ARCHES, PlanRefusal
 from attngen.plan.block_map import EMPTY, PARTIAL, classify_tiles
-from attngen.plan.code_size import INLINED_UP_TO, pair_operations
+from attngen.plan.code_size import INLINED_UP_TO
+from attngen.plan.facts import facts_of
 from attngen.plan.mask_bounds import mask_bounds
-from attngen.plan.tile_intervals import LARGEST, MOST_DIVISIONS
+from attngen.plan.tile_intervals import LARGEST, MOST_DIVISIONS, MOST_VECTORS
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose
-from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import MAX_DEPTH, Type, constant, intern_apply
+from attngen.spec.attention import AttentionSpec, ScheduleName
+from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Type, constant, intern_apply
 from attngen.spec.operator import either
 from tests import tiers
 from tests.harness import call
@@ -58,7 +61,7 @@ LARGE = {
 @pytest.mark.parametrize("name", tiers.cases(LARGE, quick=["400 wheres", "300 elements"]))
 def test_large_texts_are_planned_and_printed(name: str) -> None:
     spec = spec_of(LARGE[name])
-    assert pair_operations(spec) > INLINED_UP_TO
+    assert facts_of(spec).pair_cost > INLINED_UP_TO
     plan = choose(spec, ARCHES["sm_90a"])
     assert plan.keyword == "fused"
     bounds = plan.bounds
@@ -67,6 +70,80 @@ def test_large_texts_are_planned_and_printed(name: str) -> None:
     kind = "float score" if spec.mask is None else "bool mask"
     assert f"__noinline__ {kind}(" in text  # one copy, not one for each of a thread's pairs
     assert len(text) < 400_000
+
+
+SEVERAL_TENSORS = " ".join(f"input d{i}: int32[batch, kv_len]" for i in range(60))
+SAME_DOCUMENTS = f"{SEVERAL_TENSORS} mask {joined('and', [f'd{i}[b, q] == d{i}[b, k]' for i in range(60)])}"
+SINES = f"sink {joined('+', [f'sin(float(h) + {i}.0)' for i in range(500)])}"
+
+
+@pytest.mark.parametrize(("schedule", "body"), [("naive", SINES), ("fused", "score s + sin(s)")])
+def test_dear_functions_are_in_a_file_once(schedule: ScheduleName, body: str) -> None:
+    """A sine has a branch and a loop for large arguments: the compiler takes 20 s for one in each pair, minutes for 3,000."""
+    text = emit(spec_of(body), choose(spec_of(body), ARCHES["sm_80"], schedule)).text
+    assert len(re.findall(r"\bsinf\(", text)) == 1
+    assert "__noinline__ float called_sin(float x)" in text
+
+
+def test_many_captured_vectors_have_few_ranges_and_a_mask_that_is_called() -> None:
+    """Each range is a kernel of its own."""
+    spec = spec_of(SAME_DOCUMENTS)
+    source = emit(spec, choose(spec, ARCHES["sm_80"], "fused"))
+    assert len(source.kernels) == 1 + MOST_VECTORS
+    assert "__noinline__ bool mask(" in source.text
+
+
+@pytest.mark.parametrize("body", ["score s + sin(s)", f"score {joined('+', [f'{i}.5 / (s + {i}.25)' for i in range(8)])}"])
+def test_hopper_leaves_pairs_of_much_code_to_fused(body: str) -> None:
+    """One sine in each pair takes the compiler 20 s."""
+    assert choose(spec_of(body), ARCHES["sm_90a"]).keyword == "fused"
+
+
+def test_functions_of_pairs_share_what_may_be_inlined() -> None:
+    """A mask, a score and its derivative that are inlined one by one are not, if they cost too much together."""
+    terms = joined("+", [f"where(q - k > {i}, s * {i}.5, s)" for i in range(15)])
+    spec = spec_of(f"mask {windows(15)} score {terms}")
+    assert facts_of(spec, ("q", "k", "v")).pair_cost > INLINED_UP_TO
+    text = backward_text(spec)
+    assert "__forceinline__ float score(" in text
+    assert "__noinline__ float score_derivative(" in text
+
+
+def backward_text(spec: AttentionSpec) -> str:
+    return emit(spec, choose(spec, ARCHES["sm_80"], "fused", wanted=("q", "k", "v"), deterministic=False)).text
+
+
+@pytest.mark.parametrize("term", ["where(q - k > {i}, s * {i}.5, s)", "where(q - k > {i}, tanh(s) * {i}.5, 0.0)"])
+def test_a_score_that_is_used_often_has_a_derivative(term: str) -> None:
+    """Deeper than Python's stack: each use adds a term, and each term has a branch in which it is 0."""
+    spec = spec_of(f"score {joined('+', [term.format(i=i) for i in range(400)])}")
+    assert len(backward_text(spec)) < 400_000
+
+
+@pytest.mark.parametrize(
+    "step", ["d{j}(tanh(x) * x)", "d{j}(where(q > {i}, x * 1.5, x + 1.0))", "where(q > {i}, d{j}(x) * 1.5, d{j}(x) + 1.0)"]
+)
+def test_derivatives_share_what_their_expression_shares(step: str) -> None:
+    """Each definition uses another one or its argument twice: as a tree, the derivative has millions of nodes."""
+    definitions = " ".join(f"def d{i}(x) = {step.format(i=i, j=i - 1)}" for i in range(1, 10))
+    assert len(backward_text(spec_of(f"def d0(x) = x {definitions} score d9(s)"))) < 400_000
+
+
+def test_accepted_specs_cannot_become_too_large_later() -> None:
+    """Floats of indices by steps have more nodes than those that were written: here more than a text may have."""
+    squares = " ".join(f"def f{i}(x) = {f'f{i - 1}(x * x)' if i else 'x'}" for i in range(12))
+    spec = spec_of(f"{squares} score f11(s + float(q - k))")
+    assert 10_000 < spec.score.size < MAX_SIZE
+    assert emit(spec, choose(spec, ARCHES["sm_80"], "fused")).text
+
+
+def test_gradients_that_cost_too_much_are_refused_with_words() -> None:
+    inputs = " ".join(f"input t{i}: fp32[heads]" for i in range(60))
+    spec = spec_of(f"{inputs} score {joined('+', [f'tanh(s * t{i}[h])' for i in range(60)])}")
+    assert choose(spec, ARCHES["sm_80"], "fused", wanted=("q",), deterministic=False)
+    with pytest.raises(DiagnosticError, match="the gradient would take compilers too long") as error:
+        choose(spec, ARCHES["sm_80"], "fused", wanted=tuple(f"t{i}" for i in range(60)), deterministic=False)
+    assert "request fewer gradients" in str(error.value)
 
 
 def test_bounds_with_many_divisions_are_dropped() -> None:
