@@ -43,8 +43,8 @@ def contradiction(path: Path, program: Program) -> str:
     planned = "no such entry" if ours == MISSING else _short(ours)
     others = f" ({len(different) - 1} more entries differ)" if len(different) > 1 else ""
     return (
-        f"{beside} contradicts {path.name}: {where} is {_short(theirs)}, and the plan for {program.arch} has {planned}{others}; "
-        f"{_cure(path)}"
+        f"{beside} contradicts {path.name}: {where} is {_short(theirs)}, and the plan for {program.arch} has "
+        f"{planned}{others}; {_cure(path)}"
     )
 
 
