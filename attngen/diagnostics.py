@@ -47,8 +47,9 @@ class Diagnostic:
 
     def __new__(cls, **values: Any) -> Self:
         """A kind becomes a dataclass with its first instance: to make dataclasses of all would cost each process 50 ms."""
-        if "__dataclass_fields__" not in vars(cls):
-            dataclass(frozen=True, kw_only=True)(cls)
+        for kind in reversed(cls.__mro__):
+            if issubclass(kind, Diagnostic) and "__dataclass_fields__" not in vars(kind):
+                dataclass(frozen=True, kw_only=True)(kind)
         return super().__new__(cls)
 
     def _fill(self, text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from attngen import __version__
 from attngen.cli.common import is_terminal, show_progress
 from attngen.cli.errors import reported
 
@@ -45,7 +46,7 @@ class CommandGroup(click.Group):
 @click.group(
     cls=CommandGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
-@click.version_option(package_name="attngen")
+@click.version_option(__version__)
 def main() -> None:
     """Compile a description of an attention variant to readable CUDA specialized to it.
 

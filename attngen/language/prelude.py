@@ -1,25 +1,53 @@
-"""The named masks and scores of `prelude.attn`, parsed at first use, and their documentation."""
+"""The named masks and scores of `prelude.attn`, and their documentation."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from attngen.language.functions import FUNCTIONS
 from attngen.language.resolve import COMPARISONS, Definition, Scope, definition_of
-from attngen.language.syntax import Node, parse
+from attngen.language.syntax import parse
 from attngen.source import SourceFile
 from attngen.spec.operators import FUNCTIONS as ROWS
 
 PRELUDE_FILE = Path(__file__).parent / "prelude.attn"
 
 
+class Prelude(Mapping[str, Definition]):
+    """The definitions by name; each is a line, which is parsed when it is first asked for."""
+
+    def __init__(self) -> None:
+        self.source = SourceFile("prelude.attn", PRELUDE_FILE.read_text())
+        numbered = enumerate(self.source.text.split("\n"), 1)
+        self.lines = {found[1]: number for number, line in numbered if (found := re.match(r"def (\w+)", line))}
+        self._parsed: dict[str, Definition] = {}
+
+    def __getitem__(self, name: str) -> Definition:
+        if name not in self._parsed:
+            number = self.lines[name]
+            alone = SourceFile(self.source.name, "\n" * (number - 1) + self.source.line(number))
+            (node,) = parse(alone, self.source)
+            self._parsed[name] = definition_of(node, Scope(prelude=prelude), builtin=True)
+        return self._parsed[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.lines
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.lines)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+
 @cache
-def prelude() -> dict[str, Definition]:
-    """Every definition of the prelude by name."""
-    return {name: documented.definition for name, documented in documentation().items()}
+def prelude() -> Prelude:
+    """The prelude."""
+    return Prelude()
 
 
 @cache
@@ -29,7 +57,7 @@ def functions() -> frozenset[str]:
     return ROWS | (prelude().keys() & FUNCTIONS.keys())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Documented:
     """A definition of the prelude and its comment: `arguments` by name, `example` as statements of an attention."""
 
@@ -55,22 +83,17 @@ class Documented:
 @cache
 def documentation() -> dict[str, Documented]:
     """Every definition of the prelude with its documentation."""
-    source = SourceFile("prelude.attn", PRELUDE_FILE.read_text())
-    scope = Scope()
-    found = {}
-    for node in parse(source):
-        definition = definition_of(node, scope, builtin=True)
-        found[definition.name] = _documented(definition, _comment_above(source, node))
-    scope.names.update({name: documented.definition for name, documented in found.items()})
-    return found
+    known = prelude()
+    return {
+        name: _documented(definition, _comment_above(known.source, known.lines[name])) for name, definition in known.items()
+    }
 
 
-def _comment_above(source: SourceFile, node: Node) -> list[str]:
+def _comment_above(source: SourceFile, line: int) -> list[str]:
     lines: list[str] = []
-    line = node.children[0].span.line - 1
-    while source.line(line).startswith("#"):
-        lines.insert(0, source.line(line).removeprefix("#").strip())
+    while source.line(line - 1).startswith("#"):
         line -= 1
+        lines.insert(0, source.line(line).removeprefix("#").strip())
     return lines
 
 

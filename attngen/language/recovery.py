@@ -18,10 +18,10 @@ _WORDS = (
     r"attention|def|dtype|head_dim(?=\s*(?:\d|[=:](?!=)))|heads(?=\s+\d)|mask|score|scale|sink|dropout|rotary|input|param|let|normalize|precision"
     r"|output|kernel"
 )
-_BOUNDARY = re.compile(rf"^[ \t]*(?:(?:{_WORDS})\b|\}})|(?<=\{{)[ \t]*(?:{_WORDS})\b|(?<=[\w)\]}}])[ \t]+(?:{_WORDS})\b", re.M)
+_BOUNDARY = rf"(?m)^[ \t]*(?:(?:{_WORDS})\b|\}})|(?<=\{{)[ \t]*(?:{_WORDS})\b|(?<=[\w)\]}}])[ \t]+(?:{_WORDS})\b"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Parsed:
     """The attentions and definitions of a text without its statements at fault, whose mistakes and words are kept."""
 
@@ -93,7 +93,7 @@ def _statement(text: str, found: Diagnostic) -> tuple[int, int] | None:
     first_on_line = not text[line_start:at].strip()
     if isinstance(found, mistakes.ForeignSpelling) and found.label_text == COMMENT:
         return at, line_start + found.span.end_column - 1
-    boundaries = [m.end() - len(m[0].lstrip()) for m in _BOUNDARY.finditer(text)]
+    boundaries = [m.end() - len(m[0].lstrip()) for m in re.finditer(_BOUNDARY, text)]
     before = [b for b in boundaries if b < at]
     foreign = isinstance(found, mistakes.ForeignSpelling)
     begins = at in boundaries if foreign else first_on_line and at not in boundaries

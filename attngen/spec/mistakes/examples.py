@@ -217,6 +217,7 @@ EXAMPLES: dict[str, Example] = {
         "A param of a call makes a divisor 0: d = 0.", "param d: int mask q % d == 0", "param d: int mask q % max(d, 1) == 0"
     ),
     "E229": Example("Kernels divide a sink by the scale; -inf means no sink.", "sink -1e38", "sink -1e30"),
+    "E230": Example("Masks, scores and their gradients are limited in length, so that compilers take seconds."),
     "E301": Example(
         "A kernel, tile or number of stages that the planner was told, and that the GPU or the schedule does not have.",
         "kernel fused { tile 100 x 64 }",

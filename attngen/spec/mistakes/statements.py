@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from attngen.diagnostics import Diagnostic
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotAChoice(Diagnostic):
     """A word that is none of those which a statement takes. `hint`: the one that it resembles."""
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from attngen.diagnostics import Diagnostic
 
 
-@dataclass(frozen=True, kw_only=True)
 class Suspicion(Diagnostic):
     """A warning: the spec is compiled all the same."""
 
