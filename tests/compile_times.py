@@ -13,11 +13,12 @@ import argparse
 import random
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from attngen.device.cuda.compiler import compile_text
-from attngen.diagnostics import ArgumentError, DiagnosticError
+from attngen.diagnostics import ArgumentError, DiagnosticError, SpecWarning
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
 from attngen.language import load_text
@@ -126,6 +127,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--most", type=float, default=10.0, help="CPU seconds that a file may take")
     options = parser.parse_args()
+    warnings.simplefilter("ignore", SpecWarning)
     plain = Case("mask causal", "fp16", 64, "hopper", "sm_90a", False)
     print(f"plain: {seconds(plain.program()):.1f} s of CPU time", flush=True)
     end, seed, refused = time.monotonic() + 60 * options.minutes, options.seed, 0

@@ -71,5 +71,5 @@ def _gradient(spec: AttentionSpec, wanted: tuple[str, ...]) -> Gradient:
     total = sum(map(cost, (*forward, gradient.ds, *factors))) + OF_TENSOR * len(spec.inputs) + OF_GRADIENT * len(contributions)
     if total > MOST_OF_BACKWARD:
         exprs = [gradient.ds, *factors]
-        raise DiagnosticError(too_much_code("score", "gradient", exprs, MOST_OF_BACKWARD, total, backward=True))
+        raise DiagnosticError(too_much_code("score", "gradient", exprs, MOST_OF_BACKWARD, total, backward=bool(factors)))
     return gradient

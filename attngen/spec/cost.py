@@ -14,7 +14,7 @@ from attngen.spec import mistakes
 from attngen.spec.expr import Apply, Const, Expr, Gather, walk
 from attngen.spec.operator import TABLE
 
-MOST = 6_000  # of the mask, the score, the sink, positions and captured tensors
+MOST = 8_000  # of the mask, the score, the sink, positions and captured tensors
 MOST_OF_BACKWARD = 8_000  # of these and the derivatives that a backward computes
 MOST_OF_CALL = 500  # of the scale, which each kernel computes where it needs it
 CALLED_FROM = 50  # the cost from which on an operator is called, in code that is not inlined
@@ -75,7 +75,7 @@ def too_much_code(
     statement: str, what: str, exprs: list[Expr], most: int, total: int, tensors: int = 0, backward: bool = False
 ) -> mistakes.TooMuchCode:
     """The mistake of a statement that has most of a cost `total`: `exprs` are computed by it, one function each, and the spec
-    captures `tensors`. The label names what costs most."""
+    captures `tensors`. `backward`: they are gradients of captured tensors too. The label names what costs most."""
     op, count, own = dearest(exprs)
     infix = TABLE[op].infix if op else None
     part = f"{own} of them for {f'`{infix.symbol if infix else op}`, ' if op else 'reads of captured tensors, '}{count} times"
