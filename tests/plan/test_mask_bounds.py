@@ -384,3 +384,27 @@ def test_closed_forms_bound_the_loop() -> None:
             at = {**names, "q_len": 65536, "kv_len": 65536, block.lo.name: low, block.hi.name: low + 63}
             begin, end = (int(evaluate(e, at, lambda *_: 0, np)) for e in (bounds.begin, bounds.end))
             assert -(-end // 64) - begin // 64 <= 1024 // 64 + 2
+
+
+@pytest.mark.parametrize("solve", ["q", "k"])
+def test_ranges_lie_within_the_lengths(solve: str) -> None:
+    """Also of blocks that see nothing: a negative end would be a tile before the first."""
+    names = {**ANY, "window": 5}
+    masks = ("q + k <= 10", "k <= q - 20", "k >= q + 20", "(k > 90 or k < 2) and q + k <= 10", "k <= q + kv_len - q_len")
+    empty = 0
+    for text in masks:
+        (spec,) = load_text(f"attention one {{ dtype fp16 head_dim 16 mask {text} }}")
+        bounds = mask_bounds(spec, solve=solve)
+        ends = [e for e in (bounds.begin, bounds.end, bounds.full_begin, bounds.full_end) if e is not None]
+        for q_len, kv_len in itertools.product((1, 7, 40, 64), repeat=2):
+            block = bounds.axis.other
+            length, seen = (q_len, kv_len) if solve == "k" else (kv_len, q_len)
+            first = np.arange(0, length, 4)
+            last = np.minimum(first + 4, length) - 1
+            at = {**names, "q_len": q_len, "kv_len": kv_len, block.lo.name: first, block.hi.name: last}
+            begin, end, *full = (np.broadcast_to(evaluate(e, at, None, np), first.shape) for e in ends)
+            assert (begin >= 0).all()
+            assert ((end >= 0) & (end <= seen)).all(), (text, q_len, kv_len)
+            assert all((e >= 0).all() for e in full)
+            empty += int((begin >= end).sum())
+    assert empty > 50
