@@ -80,7 +80,7 @@ def test_every_file_has_a_spec_that_a_check_runs() -> None:
 def missed(name: str, count: int | None = None) -> list[str]:
     """Removals from a file, of all or of so many, that are not noticed and should be."""
     harness = Harness(files()[name])
-    numbers = range(len(harness.removals))
+    numbers = [*range(len(harness.removals))]
     if count is not None:
         numbers = random.Random(digest(harness.text, runtime_digest())).sample(numbers, min(count, len(numbers)))
     found = []
