@@ -159,7 +159,7 @@ class Emitted:
 
     def _constant_places(self) -> list[tuple[int, int]]:
         """Tokens of constant expressions, of PTX, and of declarations of types; as ranges."""
-        ranges = []
+        ranges: list[tuple[int, int]] = []
         for i, token in enumerate(self.tokens):
             if token.text in ("constexpr", "static_assert", "using", "enum") and not any(a <= i < b for a, b in ranges[-1:]):
                 if self.is_(i - 1, "if"):  # if constexpr (...): the condition alone

@@ -20,6 +20,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from unittest.mock import patch
 
+from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
 from attngen.cache.disk_cache import digest
 from attngen.device.emulated import EmulatedDevice, EmulationError
@@ -78,19 +79,21 @@ class Harness:
         self.results = Results(self.text, file.name)
 
     @cached_property
-    def compiled(self) -> checking.CompiledAttention | CompiledBackward:
+    def compiled(self) -> CompiledAttention | CompiledBackward:
         return compile_text(self.file.spec, self.file.plan, self.file.kernel.device, self.text)
 
     @cached_property
     def number(self) -> ctypes.c_int:
-        return ctypes.c_int.in_dll(ctypes.CDLL(str(self.compiled.kernel.library)), "attngen_left_out")
+        kernel = self.compiled.kernel
+        assert isinstance(kernel, emulated.EmulatedKernel)
+        return ctypes.c_int.in_dll(ctypes.CDLL(str(kernel.library)), "attngen_left_out")
 
     @cached_property
     def budget(self) -> int:
         """Accesses of a thread, several times those of the right kernel."""
         for exponent in range(16, 33):
             if all(self._run(NOTHING, trial, 2**exponent) != "runaway loop" for trial in range(len(self.trials))):
-                return RUNAWAY * 2**exponent
+                return RUNAWAY << exponent
         raise AssertionError("an endless loop")
 
     def _run(self, number: int, trial: int, budget: int) -> str:

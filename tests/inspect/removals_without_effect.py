@@ -90,10 +90,12 @@ SIMT = ("cross_attention_fused.cu",)
 TILED = ("gpt2_tiled.cu", "cross_attention_tiled.cu")
 NAIVE = ("gpt2_naive.cu", "cross_attention_naive.cu")
 NAIVE_BACKWARD = ("gpt2_naive_backward.cu",)
+SIMT_BACKWARD = ("cross_attention_fused_backward.cu",)
 MMA_BACKWARD = ("gpt2_fused_backward.cu",)
 
 MORE_TILES = "tiles whose pairs the mask forbids, or which lie past the last key, are computed too, and their weights are 0"
 ALL_PARTIAL = "the mask of a full tile is computed too, and allows every pair"
+HIDES_NO_ROW = "each row has a key, so that the mask hides nothing of Q and dO that could be infinite or NaN"
 HAS_A_KEY = "each row that the mask can see has a key in the first tile that is visited"
 
 # --- bounds and guards that other sizes of the plan would need
@@ -261,11 +263,6 @@ OF_MMA_BACKWARD = (
     ),
     WithoutEffect(
         MMA_BACKWARD,
-        ("min(kv_len, q_lo + 1): the second operand",),
-        "keys past the last one are zeros: whatever their weights, they add nothing to dQ",
-    ),
-    WithoutEffect(
-        MMA_BACKWARD,
         ("column < COLUMNS: always true",),
         "rows in shared memory have no columns beside those of the tensor",
         proof="QK_WIDTH == HEAD_DIM and V_WIDTH == HEAD_DIM_V",
@@ -278,9 +275,8 @@ OF_MMA_BACKWARD = (
     ),
     WithoutEffect(
         MMA_BACKWARD,
-        ("row < BLOCK_Q: always true",),
+        ("row < BLOCK_Q: always true", "thread_index() < BLOCK_Q: always true"),
         "each thread of the block has a row of the tile",
-        within="load_rows",
         proof="THREADS == BLOCK_Q",
     ),
     WithoutEffect(
@@ -301,8 +297,27 @@ OF_MMA_BACKWARD = (
     WithoutEffect(MMA_BACKWARD, ("partial: always true",), ALL_PARTIAL),
     WithoutEffect(
         MMA_BACKWARD,
-        ("q_lo + column_of(j) >= q_len: never true",),
-        "rows past the last one, their dO and their delta are zeros: they add nothing to dK and dV",
+        ("partial: never true",),
+        HIDES_NO_ROW,
+        within="gpt2_backward_dk_dv",
+        behind="+=",
+        line="if (partial)",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("q_lo + column_of(j) >= q_len: never true", "tile >= full_tile_end: never true"),
+        within="gpt2_backward_dk_dv",
+        because="rows past the last one, their lse, dO and their delta are zeros: they add nothing to dK and dV",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD,
+        ("tile < full_tile_begin: never true",),
+        "full ranges begin at key 0",
+        within="gpt2_backward_dq",
+        proof="file:        0,  // full_begin",
+    ),
+    WithoutEffect(
+        MMA_BACKWARD, ("tile < tile_end: always true",), "zeros, or rows that nobody reads, are copied", line="load_rows(tile)"
     ),
     WithoutEffect(
         MMA_BACKWARD, ("tile < tile_end: always true",), "zeros, or keys that nobody reads, are copied", line="load_keys(tile)"
@@ -327,6 +342,41 @@ OF_ROWS = (
     ),
     WithoutEffect((*SIMT, *SOFTMAX_MMA, "gpt2_wgmma.cu"), ("new_max == -INF: never true",), HAS_A_KEY),
     WithoutEffect(("gpt2_hopper.cu",), ("new_max == -INF: never true",), HAS_A_KEY, proof="BLOCK_Q == BLOCK_KV"),
+)
+
+OF_NAIVE_BACKWARD = (
+    WithoutEffect(
+        NAIVE_BACKWARD,
+        ("p_row[k] != 0.0f: always true", "p == 0.0f: never true"),
+        f"dP of a pair that the mask excludes is 0 already; {HIDES_NO_ROW}",
+    ),
+    WithoutEffect(NAIVE_BACKWARD, ("factor != 0.0f: always true", "weight != 0.0f: always true"), HIDES_NO_ROW),
+)
+
+OF_SIMT_BACKWARD = (
+    WithoutEffect(
+        SIMT_BACKWARD,
+        ("lse == -INF: never true",),
+        "only if there are no keys does a row have none, and then no tile is visited",
+    ),
+    WithoutEffect(
+        SIMT_BACKWARD,
+        ("tile < full_tile_begin: never true",),
+        "full ranges begin at key or row 0",
+        proof="file:        0,  // full_begin",
+    ),
+    WithoutEffect(
+        SIMT_BACKWARD, ("partial: always true",), "no pair of a full tile is past the end, or has a weight of 0 by the mask"
+    ),
+    WithoutEffect(
+        SIMT_BACKWARD,
+        ("P == 0.0f: never true", "partial: never true"),
+        "without a mask no pair is excluded but those past the end, whose rows of the tile are zeros",
+        proof="file:with S = s\n",
+    ),
+    WithoutEffect(
+        SIMT_BACKWARD, ("tile < tile_end: one later",), f"one tile more: {MORE_TILES}", within="cross_attention_backward_dq"
+    ),
 )
 
 OF_BOUNDED_SCORES = (
@@ -436,4 +486,13 @@ OF_WORK = (
     ),
 )
 
-WITHOUT_EFFECT = (*OF_OTHER_SIZES, *OF_TILES, *OF_MMA_BACKWARD, *OF_ROWS, *OF_BOUNDED_SCORES, *OF_WORK)
+WITHOUT_EFFECT = (
+    *OF_OTHER_SIZES,
+    *OF_TILES,
+    *OF_MMA_BACKWARD,
+    *OF_ROWS,
+    *OF_NAIVE_BACKWARD,
+    *OF_SIMT_BACKWARD,
+    *OF_BOUNDED_SCORES,
+    *OF_WORK,
+)
