@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--arch", help="Emulated device: the architecture to plan for.  [default: sm_80; for wgmma and hopper sm_90a]")
 @click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), help="The element type.  [default: the spec's own]")
 @options.size("--batch", 0, "Batch size.  [default: 1 and 2]")
-@options.size("--heads", 1, "Query heads, unless the spec states `heads`.  [default: 2 and 4]")
+@options.size("--heads", 1, "Query heads, unless the spec states `heads`.  [default: 1 and 4]")
 @options.size("--kv-heads", 1, "Key/value heads.  [default: --heads, or 1 and 2]")
 @options.size("--q-len", 0, "Number of queries, for one problem.  [default: chosen, or --kv-len]")
 @options.size("--kv-len", 0, "Number of keys, for one problem.  [default: chosen, or --q-len]")

@@ -162,7 +162,7 @@ class Case:
     @property
     def works(self) -> int:
         """The work tiles of the kernel of a persistent schedule that has the fewest; of others, the rows of all heads."""
-        if not self.plan.schedule.is_warp_specialized:
+        if not self.plan.schedule.is_warp_specialized or (not self.sizes["kv_len"] and self.plan.wanted):
             return self.sizes["batch"] * self.sizes["q_heads"] * self.sizes["q_len"]
         heads, kv_heads = (self.sizes["batch"] * self.sizes[name] for name in ("q_heads", "kv_heads"))
         own, q_len, kv_len = self.plan.own, self.sizes["q_len"], self.sizes["kv_len"]
@@ -209,7 +209,7 @@ class Case:
         """The pairs that the mask allows in a head: [rows, keys]."""
         rows = rows or slice(0, self.sizes["q_len"])
         every = np.ones((len(range(*rows.indices(self.sizes["q_len"]))), self.sizes["kv_len"]), bool)
-        if self.spec.mask is None:
+        if self.spec.mask is None or not every.size:
             return every
         with np.errstate(all="ignore"):
             found: Array = every & np.asarray(allowed_rows(self.numbers, b, h, rows))

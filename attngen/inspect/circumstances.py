@@ -26,7 +26,7 @@ OVERFLOW = 100.0  # of a score whose exponential is infinite in fp32
 ALIGNED = 8  # elements: rows of captured tensors then begin at multiples of 16 bytes
 
 
-Scores = Literal["steep", "huge", "negative"]
+Scores = Literal["steep", "huge", "negative", "positive", "falling", "rising"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,11 @@ def _tiled(plan: Plan) -> bool:
 
 def _persistent(plan: Plan) -> bool:
     return plan.schedule.is_warp_specialized
+
+
+def _is_queued(plan: Plan) -> bool:
+    """Whether blocks take rows from a queue, which are work also without keys."""
+    return _persistent(plan) and not plan.wanted
 
 
 def _decode(plan: Plan) -> bool:
@@ -142,7 +147,7 @@ SIZES = (
         "no_keys",
         "a kv_len of 0",
         _every,
-        lambda case: case.sizes["kv_len"] == 0 and case.works >= (case.processors + 2 if _persistent(case.plan) else 1),
+        lambda case: case.sizes["kv_len"] == 0 and case.works >= (case.processors + 2 if _is_queued(case.plan) else 1),
     ),
     Circumstance(
         "aligned_pairs",
@@ -424,6 +429,8 @@ def _has_idle(tiles: Any) -> bool:
 
 # --- values
 
+ORDERS: dict[Scores, str] = {"falling": "fall", "rising": "rise"}
+
 
 def _rises(case: Case, both: bool = True) -> bool:
     """Whether the first head has a row of RISES if its tiles are visited from the first one on, and one if from the last one
@@ -492,6 +499,30 @@ NEGATIVE = Circumstance(
     lambda case: not case.is_empty and bool((case.row_maxima < 0).all()) and _fills_a_tile(case) and _rises(case, both=False),
     scores="negative",
 )
+POSITIVE = Circumstance(
+    "positive_scores",
+    "a row whose scores are all positive and far apart, and whose maximum rises from tile to tile",
+    rescales,
+    lambda case: not case.is_empty and _fills_a_tile(case) and _is_above_0(case) and _rises(case, both=False),
+    scores="positive",
+)
+FALLING, RISING = (
+    Circumstance(
+        f"{order}_scores",
+        f"a row whose scores are all negative and {words} from tile to tile, all of a tile",
+        rescales,
+        lambda case: not case.is_empty and bool((case.row_maxima < 0).all()) and _fills_a_tile(case),
+        scores=order,
+    )
+    for order, words in ORDERS.items()
+)
+
+
+def _is_above_0(case: Case) -> bool:
+    scores = case.first_scores
+    return bool((scores[np.isfinite(scores)] > 0).all())
+
+
 JOINS = Circumstance(
     "joined_splits", "a row whose keys lie in several splits, which are joined", _decode, _joins, by_values=True
 )
@@ -499,7 +530,7 @@ JOINS = Circumstance(
 TABLE: tuple[Circumstance, ...] = (
     *(*SIZES, *ROWS_AND_KEYS, *CLASSES.values()),
     *(*OF_ROWS, *OF_KEYS, *OWN, *LAYOUTS),
-    *(RISES, OVERFLOWS, HUGE, NEGATIVE, JOINS),
+    *(RISES, OVERFLOWS, HUGE, NEGATIVE, POSITIVE, FALLING, RISING, JOINS),
 )
 BY_NAME: Mapping[str, Circumstance] = {one.name: one for one in TABLE}
 

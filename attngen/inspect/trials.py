@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.aimed import BEYOND, Aim, aims
@@ -37,12 +37,19 @@ __all__ = ["Chosen", "Fixed", "Known", "Problems", "Trial", "choose_trials"]
 
 BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that is preferred, and of any
 EDGE_BUDGET = 1.0  # of a problem for the edges of tiles alone
-AIMED_LIMIT = 1.0  # of a problem that is aimed at a circumstance
+AIMED_LIMIT = 2.0  # of a problem that is aimed at a circumstance
 MOST_VARIED = 20  # shapes, of which other params and captured tensors are tried for circumstances
 FEW_KEYS = 9
 OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 STEEP = (64.0, 8.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
+FAR_APART: tuple[Literal["huge", "negative", "positive", "falling", "rising"], ...] = (
+    "huge",
+    "negative",
+    "positive",
+    "falling",
+    "rising",
+)
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
 FIXED = "the lengths are fixed: with others, more can happen to a block, which is not checked"
 
@@ -141,9 +148,10 @@ class _Search:
         return [self._shape(1, *lengths) for lengths in ((rows, length), (length, keys), (length, length))]
 
     def _shape(self, batch: int, q_len: int, kv_len: int) -> Shape:
-        """One head; with several batches, groups of two heads."""
+        """One head; with several batches, or if it is the only problem, groups of two heads."""
         fixed = self.fixed
-        heads = fixed.heads or fixed.kv_heads or (1 if batch == 1 else 2 * batch)
+        alone = batch == 1 and fixed.q_len is None and fixed.kv_len is None
+        heads = fixed.heads or fixed.kv_heads or (1 if alone else 2 * batch)
         kv_heads = fixed.kv_heads or (heads // 2 if heads % 2 == 0 and fixed.heads is None else heads)
         batch = batch if fixed.batch is None else fixed.batch
         return Shape(batch, heads, kv_heads, q_len, kv_len, dict(fixed.free))
@@ -252,8 +260,8 @@ class _Search:
     def _steep_draws(self, usual: Draw) -> Iterator[tuple[Scores, Draw]]:
         for magnitude in STEEP:
             yield "steep", replace(usual, magnitude=magnitude, integers="two documents")
-        yield "huge", replace(usual, scores="huge")
-        yield "negative", replace(usual, scores="negative")
+        for scores in FAR_APART:
+            yield scores, replace(usual, scores=scores)
 
     def _take_varied(self, usual: Trial) -> None:
         for variants in (self._by_params, self._by_extremes, self._by_integers):
@@ -419,7 +427,9 @@ class _Search:
         if self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return Chosen(trials, (*missed, *([FIXED] if self.aimed else []), *self.untried))
         dear = [f"{_sentence(one)}; {self._why_dear(trial)}" for one, trial in self.dear.items() if one in self.aimed]
-        absent = [f"{one} ({one.absent})" if one.absent else str(one) for one in self.aimed if one not in self.dear]
+        without = [one for one in self.left if isinstance(one, Circumstance) and _sentence(one) not in missed]
+        without += [one for one in self.aimed if one not in self.dear]
+        absent = [f"{one} ({one.absent})" if one.absent else str(one) for one in without]
         return Chosen(trials, (*missed, *dear, *self.untried), tuple(absent))
 
     def _why_dear(self, trial: Trial) -> str:

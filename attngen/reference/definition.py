@@ -318,8 +318,11 @@ def _place(problem: Problem) -> dict[str, Any]:
 
 
 def read_input(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
-    """`input[indices]`. A dimension of size 1 is broadcast: it is read at 0 for every index."""
+    """`input[indices]`. A dimension of size 1 is broadcast: it is read at 0 for every index. Without elements, which no pair
+    reads, it is 0."""
     array = problem.inputs[name]
+    if 0 in array.shape:
+        return problem.xp.zeros(np.broadcast_shapes(*(np.shape(i) for i in indices)), dtype=array.dtype)
     declared = problem.spec.input(name)
     at = tuple(
         (i * 0 if size == 1 and isinstance(dim, str) else i)

@@ -56,14 +56,15 @@ class Draw:
     they begin with the number of keys. Booleans over keys are
     true for `tile` (rows, keys) and false for the keys after it, so that tiles of every class occur; if it `hides_rows`, they
     are false for a tile's rows after the first ones, and for each third row. `scores` other than random ones are exact, and far
-    from each other: "huge" ones of every second row are of the order of 2^18, "negative" ones are all below 0.
+    from each other: "huge" ones of every second row are of the order of 2^18, "negative" and "positive" ones are all so;
+    "falling" and "rising" ones are negative, and fall or rise from key to key.
     """
 
     magnitude: float = 1.0
     integers: Literal["documents", "two documents", "positions", "least", "largest"] = "documents"
     tile: tuple[int, int] | None = None
     hides_rows: bool = False
-    scores: Literal["random", "huge", "negative"] = "random"
+    scores: Literal["random", "huge", "negative", "positive", "falling", "rising"] = "random"
 
 
 USUAL = Draw()
@@ -71,12 +72,15 @@ HUGE, MIDDLE = 2.0**15, 256.0  # factors of scores, exact in each element type
 
 
 def _row_factors(scores: str, rows: Array) -> Array:
-    return np.where(rows % 2 == 0, HUGE, 1.0) if scores == "huge" else np.full(rows.shape, -MIDDLE)
+    if scores == "huge":
+        return np.where(rows % 2 == 0, HUGE, 1.0)
+    return np.full(rows.shape, MIDDLE if scores == "positive" else -MIDDLE)
 
 
 def _key_factors(scores: str, keys: Array) -> Array:
-    """From 1 to 251, in an order in which the largest of a tile may be anywhere."""
-    return 1.0 + (100 + 37 * keys) % 251
+    """From 1 to 251; if scores are in no order, the largest of a tile may be anywhere."""
+    steps = keys // 2 % 251
+    return 1.0 + {"falling": steps, "rising": 250 - steps}.get(scores, (100 + 37 * keys) % 251)
 
 
 Factors = Callable[[str, Array], Array]  # of each row: the only column of Q and K that is not 0

@@ -1,0 +1,124 @@
+"""What can happen to a block happens in some problem of a check, or is said to occur in none."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.emit.emitter import emit
+from attngen.inspect.block_work import Case
+from attngen.inspect.checking import Kernel, check_exercised
+from attngen.inspect.circumstances import TABLE, wanted_circumstances
+from attngen.inspect.known import Fixed, Problems, Trial
+from attngen.inspect.trials import NAIVE_TILE, choose_trials
+from attngen.language import load_text
+from attngen.plan import ARCHES, Plan
+from attngen.schedules import choose
+from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec
+from attngen.spec.gradient import QKV
+from tests import tiers
+from tests.harness import cli, shipped
+
+
+def described(mask: str, declared: str = "", score: str = "s") -> AttentionSpec:
+    (spec,) = load_text(f"attention mine {{ dtype fp16 head_dim 64 {declared} mask {mask} score {score} }}")
+    return spec
+
+
+def plan_of(spec: AttentionSpec, schedule: str, wanted: tuple[str, ...] = ()) -> Plan:
+    return choose(spec, ARCHES["sm_90a" if schedule in HOPPER_SCHEDULES else "sm_80"], schedule, wanted=wanted)
+
+
+def case_of(spec: AttentionSpec, plan: Plan, trial: Trial) -> Case:
+    tile = (plan.block_q, plan.block_kv) if plan.schedule.is_tiled else (NAIVE_TILE, NAIVE_TILE)
+    setting = (trial.multiprocessors, trial.sections, trial.laid_out)
+    return Case(spec, plan, tile, trial.shape.sizes(spec), trial.params, trial.problem(spec), *setting)
+
+
+def occurring(spec: AttentionSpec, plan: Plan) -> tuple[set[str], str]:
+    """The names of the circumstances that occur in the problems of a check, and what is said to occur in none."""
+    chosen = choose_trials(spec, plan, Fixed(), Problems(spec))
+    cases = [case_of(spec, plan, trial) for trial in chosen.trials]
+    names = {one.name for one in wanted_circumstances(plan) if any(one.occurs(case) for case in cases)}
+    return names, "\n".join((*chosen.missed, *chosen.absent))
+
+
+MASKS = (
+    described("causal"),
+    described("k > q and k < q + 200"),
+    described("k <= q - 70 or k > q + 300"),
+    described("padding(lengths)", "input lengths: int32[batch]"),
+    described("same_document(document)", "input document: int32[batch, kv_len]"),
+    described("q >= k", "input bias: fp16[batch, heads, q_len, kv_len]", "s + bias[b, h, q, k]"),
+)
+PLANS = [
+    *((schedule, ()) for schedule in ("naive", "tiled", "fused", "wgmma", "hopper", "decode")),
+    *((schedule, QKV) for schedule in ("naive", "tiled", "fused", "hopper")),
+]
+
+
+@pytest.mark.parametrize(("schedule", "wanted"), PLANS)
+def test_each_circumstance_of_a_schedule_occurs_with_some_mask(schedule: str, wanted: tuple[str, ...]) -> None:
+    possible, found = set(), set()
+    for spec in MASKS:
+        plan = plan_of(spec, schedule, wanted)
+        names, said = occurring(spec, plan)
+        for one in wanted_circumstances(plan):
+            possible.add(one.name)
+            assert one.name in names or one.what in said, (spec.mask, one.name)
+        found |= names
+    assert possible - found == set()
+
+
+def test_names_and_words_are_unique() -> None:
+    assert len({one.name for one in TABLE}) == len(TABLE)
+    assert len({one.what for one in TABLE}) == len(TABLE)
+
+
+BUGS = [
+    ("gpt2", "decode", "sm_90a", r"\n +__syncwarp\(\);  // all lanes are done with the previous stage", ""),
+    ("gpt2", "decode", "sm_80", r"copy_next\(stage == 0 \? STAGES - 1 : stage - 1\);", "copy_next(stage);"),
+    ("padding", "fused", "sm_80", r"row_sum == 0.0f \? 0.0f : fast_reciprocal", "fast_reciprocal"),
+    ("alibi", "fused", "sm_80", r"\n +__syncthreads\(\);  // if no tile was visited[^\n]*", ""),
+]
+
+
+@pytest.mark.parametrize(("name", "schedule", "arch", "old", "new"), tiers.cases(BUGS, quick=lambda name, *_: name == "alibi"))
+def test_a_kernel_that_is_wrong_in_one_circumstance_is_reported(
+    name: str, schedule: str, arch: str, old: str, new: str
+) -> None:
+    """A stage that is used again before a warp has read it, or another stage; rows without keys; a block without tiles."""
+    spec = shipped(name)
+    text, count = re.subn(old, new, emit(spec, choose(spec, ARCHES[arch], schedule)).text)
+    assert count == 1
+    try:
+        (found,) = check_exercised(spec, [Kernel(schedule, EmulatedDevice(arch=arch))], Fixed(), text)
+    except EmulationError:
+        return
+    assert not found.comparison.passed
+
+
+def test_what_does_not_occur_is_said_in_words(tmp_path: object) -> None:
+    said = cli("check", "gpt2", "--device", "emulated", "--kernel", "naive", "--forward").output.splitlines()
+    assert said[-1].startswith("gpt2: in no problem that was tried, of any lengths: a row without keys (each row has a key); ")
+    chosen = choose_trials(described("q >= k"), plan_of(described("q >= k"), "decode"), Fixed(heads=32))
+    (missed,) = [what for what in chosen.missed if "filled again" in what]
+    assert re.fullmatch(
+        r"no problem has each buffer of a tile of keys filled again, by the same block or warp; "
+        r"one would take about \d+ s here: check it with --q-len \d+ --kv-len \d+",
+        missed,
+    )
+
+
+def test_many_heads_are_checked_as_few_and_a_file_that_depends_on_them_as_many() -> None:
+    spec, kernel = shipped("llama_gqa"), Kernel("naive", EmulatedDevice())
+    text = emit(spec, plan_of(spec, "naive")).text
+    (few,) = check_exercised(spec, [kernel], Fixed(), text)
+    assert {problem.sizes["q_heads"] for problem in few.problems} == {4}
+    of_32 = text.replace("h_idx / (q_heads / kv_heads)", "h_idx / (32 / kv_heads)")
+    assert of_32 != text
+    (many,) = check_exercised(spec, [kernel], Fixed(), of_32)
+    assert many.comparison.passed
+    assert {problem.sizes["q_heads"] for problem in many.problems} == {32}
