@@ -12,7 +12,7 @@ from attngen.emit.cuda_text import SCALE, CudaPrinter, Temporary, c_name, litera
 from attngen.emit.gradient_functions import CapturedFunctions, captured_functions
 from attngen.plan.axes import TILE_RANGES
 from attngen.plan.captured_staging import Element, Staged
-from attngen.plan.code_size import ALWAYS_INLINED, INLINED_UP_TO, is_inlined
+from attngen.plan.code_size import ALWAYS_INLINED, INLINED_UP_TO, cost_of_pairs, is_inlined
 from attngen.plan.index_steps import STEP_RANGES, by_steps
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.plan.plan import Plan
@@ -20,7 +20,6 @@ from attngen.plan.precision import rough_functions
 from attngen.plan.spans import Span
 from attngen.spec.attention import SIZES, AttentionSpec, S
 from attngen.spec.bounds import Range, ranges
-from attngen.spec.cost import cost
 from attngen.spec.dropout import dropped_of, state_elements
 from attngen.spec.dtypes import DTYPES, DType
 from attngen.spec.expr import (
@@ -426,7 +425,7 @@ class PairFunctions:
     left: int = INLINED_UP_TO
 
     def print(self, expr: Expr) -> Function:
-        own = cost(expr, inlined=True)
+        own = cost_of_pairs(expr)
         inlined = own <= max(self.left, ALWAYS_INLINED)
         self.left -= own if inlined else 0
         return _functions(self.printer, [expr], inlined, self.staged.elements)

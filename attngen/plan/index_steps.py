@@ -11,10 +11,9 @@ continuous keep the conversion.
 from __future__ import annotations
 
 from attngen.plan.axes import AXES, MOVING
-from attngen.plan.code_size import INLINED_UP_TO
+from attngen.plan.code_size import INLINED_UP_TO, cost_of_pairs
 from attngen.spec.affine import AffineForm, affine_form
 from attngen.spec.bounds import Range, ranges
-from attngen.spec.cost import cost
 from attngen.spec.expr import MAX_LENGTH, Apply, Expr, Name, Type, name, names_in, rewrite, walk
 from attngen.spec.operator import FLOAT_ONE, TABLE, add, apply
 
@@ -48,7 +47,7 @@ def by_steps(expr: Expr, name_ranges: dict[str, Range], element_ranges: dict[str
         return add(apply("float", first), apply("float", step)) if max(-low, high) <= MOST_INDEX else None
 
     found = rewrite(expr, replace)
-    return found if cost(found, inlined=True) <= INLINED_UP_TO else expr
+    return found if cost_of_pairs(found) <= INLINED_UP_TO else expr
 
 
 def _step(index: Expr) -> Expr | None:
