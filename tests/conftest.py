@@ -31,14 +31,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--guarded",
         choices=EDGES,
         help="tests marked gpu, with the end or the beginning of every tensor at the edge of mapped memory "
-        "(tests/guarded_memory.py): after an access outside of a tensor, the test at fault and all later ones fail",
+        "(tests/guarded_memory.py): after an access outside of a tensor, the test at fault and all later ones fail. Captures of "
+        "CUDA graphs do not work there",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(tiers.chosen(config))
     if edge := config.getoption("--guarded"):
-        GuardedMemory(edge).install()
+        GuardedMemory(edge, alignment=16).install()
     if os.environ.get("ATTNGEN_NEEDS_BROWSER") and find_browser() is None:
         raise pytest.UsageError("no Chromium, and ATTNGEN_NEEDS_BROWSER is set; apt-get install chromium")
 
