@@ -31,8 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--guarded",
         choices=EDGES,
         help="tests marked gpu, with the end or the beginning of every tensor at the edge of mapped memory "
-        "(tests/guarded_memory.py): after an access outside of a tensor, the test at fault and all later ones fail. Captures of "
-        "CUDA graphs do not work there",
+        "(tests/guarded_memory.py): after an access outside of a tensor, the test at fault and all later ones fail. CUDA "
+        "graphs cannot be captured there",
     )
 
 
