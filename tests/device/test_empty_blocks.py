@@ -13,7 +13,7 @@ from attngen.reference.problems import Sample, Shape, sample
 from attngen.reference.stored import stored, unpacked
 from attngen.spec.attention import Storage
 from tests import tiers
-from tests.harness import call_stored, compared, compiled, run, wrong_gradients
+from tests.harness import call_stored, compiled, run, wrong_gradients
 from tests.random_lengths import Call
 from tests.random_problems import of_lengths, of_sequences
 
@@ -96,15 +96,3 @@ def test_elements_of_rows_after_the_last_work_tile() -> None:
                 *(a[b : b + 1] for a in (whole.q, whole.k, whole.v)), {i: a[b : b + 1] for i, a in whole.inputs.items()}
             )
             assert compare(next(found).swapaxes(0, 1)[None], None, truth(spec, alone)).passed, (n, m)
-
-
-@pytest.mark.parametrize("mask", ["causal_bottom_right", "(k < 9 or k > 50) and k <= q + kv_len - q_len"])
-def test_hopper_copies_no_queries_without_keys(mask: str) -> None:
-    """Rows before the first that sees a key; beside them, work tiles with keys, before and after."""
-    spec = attngen.define(dtype="bf16", head_dim=64, mask=mask, lse=True, kernel="hopper", tile=(128, 64))
-    kernel = compiled(spec, "hopper")
-    assert kernel.plan.own.skips_queries
-    problem = sample(spec, Shape(2, 2, 1, 600, 100))
-    assert compared(kernel, problem).passed
-    copied = 600 - 500 // 128 * 128  # rows of each head in blocks that have keys
-    assert kernel.kernel.counters.bytes_read["Q"] == 2 * 2 * copied * 64 * 2

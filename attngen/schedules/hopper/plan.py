@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 from attngen.diagnostics import counted
 from attngen.plan.affine_scores import AffineScore
 from attngen.plan.arch import Arch, Feature
-from attngen.plan.axes import KEYS, ROWS, TILE_RANGES
+from attngen.plan.axes import ROWS
 from attngen.plan.captured_staging import Staged
 from attngen.plan.code_size import INLINED_UP_TO
 from attngen.plan.decisions import maximum_decisions, score_decisions
@@ -24,11 +24,9 @@ from attngen.schedules.hopper import tiles as hopper_tiles
 from attngen.schedules.hopper.by_lengths import ByLengths
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS, MaskClass, TileTiming, consumers
 from attngen.spec.attention import AttentionSpec, S, ScheduleName
-from attngen.spec.bounds import ranges
-from attngen.spec.expr import MAX_LENGTH, names_in
+from attngen.spec.expr import names_in
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text
-from attngen.spec.ranges import element_ranges, name_ranges
 
 T = TypeVar("T")
 RowSums = Literal["products", "weights, the heaviest rounded", "weights"]
@@ -43,7 +41,6 @@ class HopperPlan:
     producer_registers: int  # of a thread
     consumer_registers: int
     q_in_registers: bool
-    skips_queries: bool  # Q is copied only for work tiles that have keys
     output_slabs: int  # of a warp's rows, copied out at once
     row_sums: RowSums  # the softmax denominator: by products of P with columns of ones beside V, or by each thread
     shift: float | None  # subtracted from the exponents (of 2) of all scores instead of a row maximum; None: there is one
@@ -232,7 +229,6 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
         producer_registers=producer,
         consumer_registers=consumer,
         q_in_registers=holds,
-        skips_queries=holds and may_lack_keys(facts),
         output_slabs=out,
         row_sums=sums,
         shift=facts.shift,
@@ -298,16 +294,6 @@ def beside_last(facts: SpecFacts, holds_q: bool, per_consumer: bool) -> BesideLa
     return "next scores" if holds_q else "next work tile"
 
 
-def may_lack_keys(facts: SpecFacts) -> bool:
-    """Whether the keys of a block of rows may end before the first one, as those of causal_bottom_right if there are more rows
-    than keys: such a work tile takes as long as the copy of its Q, since no product hides it."""
-    end, spec = facts.bounds.end, facts.spec
-    if not names_in(end) & {ROWS.lo.name, ROWS.hi.name}:
-        return False
-    sizes = dict.fromkeys((ROWS.length.name, KEYS.length.name), (1, MAX_LENGTH))
-    return ranges(end, name_ranges(spec) | TILE_RANGES | sizes, element_ranges(spec))[end][0] <= 0
-
-
 def replaces_output(facts: SpecFacts) -> bool:
     """Whether the first P V replaces O: a register must be free for the flag."""
     return facts.shift is None and not any(e.in_score for e in facts.staged.keys)
@@ -322,8 +308,6 @@ def pipeline_decisions(plan: HopperPlan) -> Iterator[Decision]:
     if not plan.q_in_registers:
         order = WHY_IN_ORDER if plan.values_after_queries else WHY_AT_ONCE
         yield Decision("first copy of V", "after Q" if plan.values_after_queries else "at once", order)
-    if plan.skips_queries:
-        yield Decision("rows without keys", "no copy of Q", "a work tile without keys only stores zeros")
     if plan.warp_loads_keys:
         yield Decision("keys", "by a warp", "its lanes classify tiles or read key vectors together, and one copies")
     if plan.warps_release:
