@@ -418,9 +418,8 @@ class _Search:
         return any(self._hits(one, {goal}) for one in every if self._is_call(one))
 
     def chosen(self) -> Chosen:
-        if not self.trials:
-            assert self.refusal is not None
-            raise self.refusal
+        if self.refusal is not None and all(0 in trial.shape.sizes(self.spec).values() for trial in self.trials):
+            raise self.refusal  # of every problem that has pairs
         missed = [_sentence(goal) for goal in (*self.left,) if self._is_possible(goal)]
         first, *others = self.trials
         trials = (first, *(replace(one, apart=True) for one in others))

@@ -99,7 +99,7 @@ def test_each_operator_as_each_operand(tmp_path: Path) -> None:
     source.write_text(
         "\n".join((PROLOGUE, *helpers, f'extern "C" void pairs(double* out, {", ".join(declared)}) {{\n{body}\n}}'))
     )
-    find_compiler().run(["-O0", "-shared", "-fPIC", "-w", "-o", str(library), str(source)], "pairs of operators")
+    find_compiler().run(["-O0", "-shared", "-fPIC", "-w", str(source)], library, "pairs of operators")
     function = ctypes.CDLL(str(library)).pairs
     values = (ctypes.c_double * len(found))()
     for given in points():

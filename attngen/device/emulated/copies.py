@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -21,7 +22,8 @@ from attngen.device.tensor_map import MappedTensor
 
 Array = np.ndarray[Any, Any]
 APART = 2**26  # bytes between tensors, beside several times the size of the largest: addresses are cheap, and nothing is there
-TIMES_LARGEST = 4
+TIMES_LARGEST, FARTHEST = 4, 2**32
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which mmap does not name: nothing is set aside
 PAGE = 4096  # copies lie in pages as the tensors do: at the same alignment, in the same sectors
 
 
@@ -55,11 +57,11 @@ class Copies:
 
 def copies_of(memory: Sequence[Memory]) -> Copies:
     """Copies of the tensors of a call. Raises DeviceError if there is not enough memory."""
-    apart = APART + TIMES_LARGEST * max((m.bytes for m in memory), default=0)
+    apart = APART + min(TIMES_LARGEST * max((m.bytes for m in memory), default=0), FARTHEST)
     apart += -apart % PAGE
     total = apart + sum(m.bytes + apart + 2 * PAGE for m in memory)
     try:
-        mapped = mmap.mmap(-1, total, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
+        mapped = mmap.mmap(-1, total, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
     except OSError as error:
         raise DeviceError(f"there is not enough memory for copies of the call's tensors: {error}") from None
     base = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
