@@ -92,7 +92,8 @@ def command(
 
     if backward is False:
         options.refuse("a forward has no gradients", "wanted", "deterministic")
-    if q_len is None and kv_len is None:  # small problems: numpy's threads cost more than they save
+    is_one_problem = q_len is not None or kv_len is not None
+    if not is_one_problem:  # small problems: numpy's threads cost more than they save
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from attngen.inspect.checking import check_exercised
     from attngen.inspect.trials import Fixed
@@ -113,7 +114,7 @@ def command(
         fixed = Fixed(batch, heads, kv_heads, q_len, kv_len, specs.known_params(one.spec, given), _sizes(one.spec, dims), seed)
         with specs.pointing_at(one), progress.cleared():
             kernels = devices.checked(one.spec, chosen)
-            checks.append(check_exercised(one.spec, kernels, fixed, chosen.text, progress.show))
+            checks.append(check_exercised(one.spec, kernels, fixed, chosen.text, progress.show, may_fork=not is_one_problem))
             if has_scale_forms(one.spec) and source is None:  # what calls with a positive scale run
                 positive = replace(with_scale_form(one.spec, "positive"), name=f"{one.spec.name}_positive")
                 checks.append(check_exercised(positive, kernels, fixed, progress=progress.show))

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from attngen.diagnostics import counted
 from attngen.plan import Plan
 from attngen.reference.compare import Truth, truth
-from attngen.reference.compare_gradients import GradientTruth, gradient_truth
+from attngen.reference.compare_gradients import DRAWS, GradientTruth, gradient_truth
 from attngen.reference.coverage import Exercise
 from attngen.reference.definition import allowed_rows
 from attngen.reference.gradients import Loss, sample_loss
-from attngen.reference.numpy_oracle import numbers_of
+from attngen.reference.numpy_oracle import Reference, numbers_of, numpy_attention
 from attngen.reference.problems import USUAL, Array, Draw, Sample, Shape, sample
 from attngen.reference.stored import Layout
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import round_to_storage
 
 REMEMBERED = 64  # problems
+FEW_DRAWS = 1  # of errors: a result within their bounds needs no others
 LAYOUTS: dict[Layout, str] = {
     "rows": "rows that are not aligned", "base": "an address that is not aligned", "columns": "columns that are not neighbours"
 }  # fmt: skip
@@ -80,7 +82,7 @@ class Known:
 
     def __init__(self, spec: AttentionSpec, trial: Trial) -> None:
         self.spec, self.trial, self.sample = spec, trial, trial.problem(spec)
-        self._gradients: dict[tuple[tuple[str, ...], tuple[str, ...]], GradientTruth] = {}
+        self._gradients: dict[tuple[Any, ...], GradientTruth] = {}
 
     @cached_property
     def exercise(self) -> Exercise:
@@ -113,8 +115,17 @@ class Known:
         return replace(self.loss, dout=_with_nan(self.loss.dout, self.hidden[0], self.spec))
 
     @cached_property
+    def reference(self) -> Reference:
+        return numpy_attention(self.spec, self.sample, self.trial.params)
+
+    @cached_property
     def truth(self) -> Truth:
-        return truth(self.spec, self.sample, self.trial.params)
+        return truth(self.spec, self.sample, self.trial.params, exact=self.reference)
+
+    @cached_property
+    def least_truth(self) -> Truth:
+        """`truth` with bounds of few draws of errors, which take a fraction of the time: never larger ones."""
+        return truth(self.spec, self.sample, self.trial.params, FEW_DRAWS, self.reference)
 
     @property
     def loss(self) -> Loss:
@@ -122,18 +133,25 @@ class Known:
 
     def gradients(self, plan: Plan) -> GradientTruth:
         """The gradients that `plan` computes, and their bounds."""
-        key = (plan.wanted, plan.saved)
+        return self._gradients_of(plan, DRAWS)
+
+    def least_gradients(self, plan: Plan) -> GradientTruth:
+        """The same with bounds of few draws of errors, as `least_truth`."""
+        return self._gradients_of(plan, FEW_DRAWS)
+
+    def _gradients_of(self, plan: Plan, draws: int) -> GradientTruth:
+        key = (plan.wanted, plan.saved, draws)
         if key not in self._gradients:
-            params = self.trial.params
-            self._gradients[key] = gradient_truth(self.spec, self.sample, self.loss, plan.wanted, params, plan.saved)
+            of = (self.spec, self.sample, self.loss, plan.wanted, self.trial.params, plan.saved)
+            self._gradients[key] = gradient_truth(*of, draws)
         return self._gradients[key]
 
     def compute(self, plan: Plan) -> None:
-        """Computes what the results of `plan` are compared with."""
+        """Computes what the results of `plan` are first compared with."""
         if plan.wanted:
-            self.gradients(plan)
+            self.least_gradients(plan)
         else:
-            _ = self.truth
+            _ = self.least_truth
 
 
 def _with_nan(array: Array, hidden: Array, spec: AttentionSpec) -> Array:

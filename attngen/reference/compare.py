@@ -87,15 +87,22 @@ def unit_in_last_place(magnitude: float, dtype: DType) -> float:
     return float(2.0 ** (np.floor(np.log2(magnitude)) - FRACTION_BITS[dtype.name]))
 
 
-def truth(spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float] | None = None) -> Truth:
-    """The float64 result of `problem` and the bounds that follow from computing it in storage precision.
+def truth(
+    spec: AttentionSpec,
+    problem: Sample,
+    params: Mapping[str, int | float] | None = None,
+    most_draws: int = MOST_DRAWS,
+    exact: Reference | None = None,
+) -> Truth:
+    """The float64 result of `problem` and the bounds that follow from computing it in storage precision; `exact` is that
+    result, if it is known.
 
     The error of fp32 is the larger of what it is here and what it may be on any machine: numpy's products add in an order of
     the machine's, and one row has few of them. Problems of few pairs have several draws of such errors, as one may be small by
-    chance.
+    chance. With fewer draws, at most `most_draws`, the bounds are the same or lower.
     """
-    exact = numpy_attention(spec, problem, params)
-    draws = draws_of(problem, MOST_DRAWS)
+    exact = exact or numpy_attention(spec, problem, params)
+    draws = draws_of(problem, most_draws)
     inexact = [numpy_attention(spec, problem, params, np.float32)]
     shared: dict[tuple[Any, ...], Any] | None = {} if draws > 1 else None
     inexact += [numpy_attention(spec, problem, params, rounding=Rounding(i, shared=shared)) for i in range(draws)]

@@ -36,6 +36,7 @@ def gradient_truth(
     wanted: tuple[str, ...] = QKV,
     params: Mapping[str, int | float] | None = None,
     saved: tuple[str, ...] = (),
+    most_draws: int = DRAWS,
 ) -> GradientTruth:
     """The float64 gradients of `problem`, and the bounds that follow from computing them in fp32 and rounding to storage.
 
@@ -44,13 +45,13 @@ def gradient_truth(
     machine, as in `attngen.reference.compare.truth`.
 
     A sum of n terms over pairs may have the error of adding them in another order too: 2 sqrt(n) u times the sum of their
-    magnitudes (Higham and Mary 2019).
+    magnitudes (Higham and Mary 2019). With fewer draws of errors, at most `most_draws`, the bounds are the same or lower.
     """
     exact = numpy_gradients(spec, problem, loss, wanted, params)
     single = numpy_gradients(spec, problem, loss, wanted, params, np.float32)
     inexact = [single]  # and one for each draw of random errors
-    of_qkv = draws_of(problem, DRAWS_OF_QKV)
-    for draw in range(DRAWS if set(wanted) - set(QKV) else of_qkv):
+    of_qkv = draws_of(problem, min(DRAWS_OF_QKV, most_draws))
+    for draw in range(min(DRAWS, most_draws) if set(wanted) - set(QKV) else of_qkv):
         forward = _inexact(spec, problem, params, draw, saved) if saved else None
         inexact.append(numpy_gradients(spec, problem, loss, wanted, params, saved=forward, rounding=Rounding(draw)))
     allowed = {

@@ -34,11 +34,20 @@ MULTIPROCESSORS = 2  # few, so that the blocks of a persistent kernel get severa
 ACCESS_BUDGET = 2**32  # accesses of one thread, and its waits by their costs; more count as an endless loop
 NEAR = 2**20  # bytes from a tensor, to which an address outside is compared
 SMALL_BUDGET = 2**24  # that of a small problem
-_lock = threading.Lock()  # the runtime of a library has the state of one launch
+_lock = threading.Lock()  # a library has the state of one launch, and a process the stacks and signal handlers of one
 
 
 TRACE, WAITERS = 16, 8  # of runtime/state.hpp
 TRACED = 2  # mode of emulator_launch; 0 is fast, 1 checked
+
+
+class _Stacks(ctypes.Structure):
+    """`Stacks` of runtime/state.hpp."""
+
+    _fields_ = words("memory count")
+
+
+_stacks = _Stacks()  # of the launch that holds the lock
 
 
 def _load(library: Path) -> ctypes.CDLL:
@@ -151,7 +160,7 @@ class EmulatedKernel:
     ) -> None:
         if self._loaded is None:
             self._loaded = _load(self.library)
-            # frees some megabytes of stacks and tables with the last kernel that uses the library
+            # frees some megabytes of tables with the last kernel that uses the library
             weakref.finalize(self, _ctypes.dlclose, self._loaded._handle).atexit = False
         for counter in (m for m in memory if m.counter):
             ctypes.memset(counter.pointer, 0, counter.bytes)
@@ -202,6 +211,7 @@ class EmulatedKernel:
             int(first),
             counts,
             totals,
+            ctypes.byref(_stacks),
             ctypes.byref(finding),
         )
         try:

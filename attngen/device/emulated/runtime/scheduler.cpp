@@ -21,13 +21,7 @@ Fiber* collective_last;
 
 namespace {
 
-// Of the fibers, given back after each launch: each has two mappings, of which a process may have 65,530 in all
-struct Stacks : std::vector<unsigned char*> {
-    void release() {
-        for (unsigned char* stack : *this) munmap(stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
-        clear();
-    }
-} stacks;
+unsigned char* stacks;              // of the fibers: a guard and a stack for each
 void* scheduler_stack;
 bool failed, tracing;
 int votes, counted_votes;           // of a block: for its next barrier, and at the last one
@@ -62,8 +56,8 @@ void start(Fiber& fiber, int index, dim3 block, dim3 block_size, dim3 grid) {
     fiber.accesses = 0;
     fiber.uncommitted.clear();
     fiber.groups.clear();
-    fiber.stack_low = stacks[index];
-    fiber.stack_high = stacks[index] + STACK_BYTES;
+    fiber.stack_low = stacks + index * (GUARD_BYTES + STACK_BYTES) + GUARD_BYTES;
+    fiber.stack_high = fiber.stack_low + STACK_BYTES;
     fiber.stack_pointer = prepare_stack(fiber.stack_high, fiber_main);
 }
 
@@ -221,6 +215,20 @@ bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, bool permute) {
 
 }  // namespace
 
+bool Stacks::grow(unsigned wanted) {
+    constexpr size_t EACH = GUARD_BYTES + STACK_BYTES;
+    if (wanted <= count) return true;
+    if (count) munmap(memory, count * EACH);
+    count = 0;
+    void* const mapped = mmap(nullptr, wanted * EACH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) return false;
+    memory = (unsigned char*)mapped;
+    for (unsigned i = 0; i < wanted; ++i)
+        if (mprotect(memory + i * EACH, GUARD_BYTES, PROT_NONE)) return munmap(memory, wanted * EACH), false;
+    count = wanted;
+    return true;
+}
+
 // The calls that the current thread is in, innermost first, as addresses in the library; 0 where there are no more.
 int walk_calls(uint64_t* to, int most) {
     struct Walk { uint64_t* next; uint64_t* end; } walk{to, to + most};
@@ -351,16 +359,11 @@ void report(Kind kind, const char* text, int line, const void* code, int other_l
 // The entry from Python: run one launch. Returns 0, or 1 with `finding` filled in.
 EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const unsigned* grid, const unsigned* block, size_t shared_bytes,
                              emulator::Range* ranges, int range_count, uint64_t seed, int mode, uint64_t budget, int first_of_call,
-                             uint64_t* instruction_counts, uint64_t* totals, emulator::Finding* finding) {
+                             uint64_t* instruction_counts, uint64_t* totals, emulator::Stacks* of_process, emulator::Finding* finding) {
     using namespace emulator;
     const unsigned count = block[0] * block[1] * block[2];
-    while (stacks.size() < count) {
-        void* memory = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) return 2;
-        unsigned char* const stack = (unsigned char*)memory + GUARD_BYTES;
-        if (mprotect(stack, STACK_BYTES, PROT_READ | PROT_WRITE)) return munmap(memory, GUARD_BYTES + STACK_BYTES), 2;
-        stacks.push_back(stack);
-    }
+    if (!of_process->grow(count)) return 2;
+    stacks = of_process->memory;
     fibers.resize(count);
     thread_count = count;
     const bool checked = mode >= 1;                    // 0: neither watched nor counted; 2: traced too
@@ -380,7 +383,6 @@ EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const uns
     begin_stops();
     const bool ran = run_grid({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes, seed != 0);
     end_stops();
-    stacks.release();
     fflush(stdout);                 // what the kernel has printed
     if (!ran) return 1;
     totals[0] += launch.shared_read, totals[1] += launch.shared_written, totals[2] += launch.barriers;

@@ -22,6 +22,14 @@ enum class Kind : int {
 constexpr int TRACE = 16, WAITERS = 8;
 constexpr size_t STACK_BYTES = 256 * 1024, GUARD_BYTES = 64 * 1024;  // a page of any CPU; below each stack, nothing may be touched
 
+// The stacks of a process, which all libraries use, one launch after another: mapping them for each launch takes longer than a small
+// kernel. Python keeps this struct.
+struct Stacks {
+    unsigned char* memory;
+    uint64_t count;
+    bool grow(unsigned wanted);     // to at least so many; false if there is not enough memory
+};
+
 // A group of threads that wait at one place for one thing, in a deadlock.
 struct Waiter {
     int thread, line;

@@ -1,0 +1,60 @@
+"""A second process of a check, so that two kernels run at a time.
+
+The emulated device handles the signals of its process while a kernel runs, so a process runs one kernel at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+class OtherProcess:
+    """A copy of this process, as it is now, that calls `function` for this one."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._connection, theirs = Pipe()
+        self._id = os.fork()
+        if self._id == 0:
+            self._connection.close()  # so that the end of the first process is seen
+            _serve(theirs, function)
+        theirs.close()
+
+    def call(self, argument: Any) -> Any:
+        """The result of `function`, computed by the other process; None if it raises an exception, or if the process ends."""
+        try:
+            self._connection.send(argument)
+            return self._connection.recv()
+        except (EOFError, OSError):
+            return None
+
+    def end(self) -> None:
+        """Ends the process, whatever it does."""
+        self._connection.close()
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._id, signal.SIGKILL)
+            os.waitpid(self._id, 0)
+
+
+def can_fork() -> bool:
+    """Whether a copy of this process would be of use, and has all of its threads: a copy has one."""
+    return (os.cpu_count() or 1) > 1 and hasattr(os, "fork") and threading.active_count() == 1
+
+
+def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
+    try:
+        while True:
+            argument = connection.recv()
+            try:
+                found = function(argument)
+            except Exception:  # the first process calls the function again, and has the exception
+                found = None
+            connection.send(found)
+    finally:  # without what the first process does when it ends; an interrupt is for both
+        os._exit(0)
