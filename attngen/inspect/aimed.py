@@ -32,6 +32,7 @@ class Aim:
     steep: bool = False
     sections: bool = False
     laid_out: tuple[str, Layout] | None = None
+    spoils_dout: bool = False
 
 
 def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
@@ -51,10 +52,14 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
             yield Aim(Shape(1, 1, 1, FEW, FEW), varied=False, laid_out=(name, layout))
     if not plan.schedule.is_tiled:
         yield Aim(Shape(1, 1, 1, 2 * FEW, 4 * FEW), varied=False, steep=True)
+    rows, keys = tile
+    if plan.wanted and plan.schedule.is_tiled:
+        yield Aim(Shape(1, 1, 1, rows + 1, -(-(rows + 1) // keys) * keys))  # hidden keys in the tile of the last row
+        yield Aim(Shape(1, 1, 1, (-(-(keys + 1) // rows) + 1) * rows + 1, keys + 1), varied=False, steep=True)
+        yield Aim(Shape(1, 1, 1, BEYOND, BEYOND), varied=False, spoils_dout=True)
     for n in (2, 4, 8, 16) if plan.schedule.packs_heads else (2, 4):
         for q_len in (n * tile[1], max(tile[1] // 4, 1), n * tile[1] + 1):
             yield Aim(Shape(1, 1, 1, q_len, n * tile[1] + 1), varied=False, steep=True)
-    rows, keys = tile
     for c in constants:
         beyond = c + BEYOND
         for q_len, kv_len in ((beyond + rows, FEW), (FEW, beyond + keys), (beyond + rows, beyond + keys), (beyond, keys)):

@@ -17,16 +17,17 @@ from attngen.plan.block_map import EMPTY, FULL, PARTIAL
 from attngen.plan.bounded_scores import RESCALE_EXPONENT
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.alternatives import Alternative
+from attngen.reference.problems import Scores as FarApart
 from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
 from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
 
 FEW_ROWS = 8  # fewer than any warp has
-MUCH = 2.0**16
+MUCH = 2.0**27  # numbers of fp32 of that size are 8 or more apart: its product with log2(e) is no exponent to compute with
 OVERFLOW = 100.0  # of a score whose exponential is infinite in fp32
+MOST_APART = 10.0  # scores of a row none of whose weights is 0 in 16 bits
 ALIGNED = 8  # elements: rows of captured tensors then begin at multiples of 16 bytes
 
-
-Scores = Literal["steep", "huge", "negative", "positive", "falling", "rising"]
+Scores = FarApart | Literal["steep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,14 @@ ROWS_AND_KEYS = (
         lambda plan: _masked(plan) and bool(plan.wanted),
         lambda case: any(not pairs.any(0).all() for pairs in case.pairs) and not case.is_empty,
         "each key is seen by a row",
+        by_values=True,
+    ),
+    Circumstance(
+        "tile_of_both_keys",
+        "a tile of which a row sees some keys, and no row sees others",
+        lambda plan: _masked(plan) and _tiled(plan) and bool(plan.wanted),
+        lambda case: any(_is_mixed(pairs.any(0), case.tile[1]) for pairs in case.pairs),
+        "all keys of a tile are seen, or none is",
         by_values=True,
     ),
 )
@@ -482,7 +491,7 @@ OVERFLOWS = Circumstance(
 )
 HUGE = Circumstance(
     "huge_scores",
-    "rows whose largest score exceeds 2^16, beside others",
+    "rows whose largest score exceeds 2^27, beside others",
     lambda plan: plan.facts.spec.normalize == "softmax" and plan.facts.shift is None,
     lambda case: (
         not case.is_empty
@@ -506,6 +515,13 @@ POSITIVE = Circumstance(
     lambda case: not case.is_empty and _fills_a_tile(case) and _is_above_0(case) and _rises(case, both=False),
     scores="positive",
 )
+MIXED = Circumstance(
+    "mixed_scores",
+    "rows whose scores are all negative, and rows whose scores are all positive, of one thread",
+    rescales,
+    lambda case: not case.is_empty and _fills_a_tile(case) and _is_mixed_in_pairs(case) and _rises(case, both=False),
+    scores="mixed",
+)
 FALLING, RISING = (
     Circumstance(
         f"{order}_scores",
@@ -523,6 +539,64 @@ def _is_above_0(case: Case) -> bool:
     return bool((scores[np.isfinite(scores)] > 0).all())
 
 
+def _is_mixed_in_pairs(case: Case) -> bool:
+    """Whether of two rows that a thread of a fragment has, 8 apart, the first or the second has negative scores alone."""
+    whole = len(case.row_maxima) // 16 * 16
+    first, second = np.moveaxis(case.row_maxima[:whole].reshape(-1, 2, 8), 1, 0)
+    return bool(((first < 0) & (second > 0)).any() and ((first > 0) & (second < 0)).any())
+
+
+def _has_low_ends(case: Case) -> bool:
+    """Whether the last block of rows and the last tile of keys are not full, and scores are so far below 0 that exp(0 - lse)
+    overflows."""
+    ragged = not case.is_empty and all(case.sizes[name] % n for name, n in zip(("q_len", "kv_len"), case.tile, strict=True))
+    return ragged and bool((case.row_maxima < -OVERFLOW).all() and np.isfinite(case.row_maxima[-1]))
+
+
+def _reads_lse(plan: Plan) -> bool:
+    return "lse" in plan.saved and _tiled(plan)
+
+
+LOW_ENDS = Circumstance(
+    "low_ends",
+    "a last block of rows and a last tile of keys that are not full, of scores whose exponentials are 0",
+    _reads_lse,
+    _has_low_ends,
+    scores="negative",
+)
+LOW_PAST_KEYS = Circumstance(
+    "low_past_keys",
+    "a block of rows after the last key, whose scores have exponentials of 0, and a last tile that keys do not fill",
+    _reads_lse,
+    lambda case: _has_low_ends(case) and case.sizes["q_len"] >= case.sizes["kv_len"] + case.tile[0],
+    scores="negative",
+)
+
+
+def _reads_around_infinities(plan: Plan) -> bool:
+    """Whether kernels skip numbers that are not finite, one by one, where a weight is 0."""
+    spec = plan.facts.spec
+    usual = spec.normalize == "softmax" and spec.dropout is None
+    return "v" in plan.wanted and usual and _tiled(plan) and not plan.schedule.is_warp_specialized
+
+
+INFINITE_DOUT = Circumstance(
+    "infinite_dout",
+    "an element of dO that is not finite, of a row with more than 8 keys, all of whose weights are not 0",
+    _reads_around_infinities,
+    lambda case: case.spoils_dout and _has_weights(case),
+)
+
+
+def _has_weights(case: Case) -> bool:
+    """Whether the last row has more than 8 keys, and no key's weight is 0 in 16 bits."""
+    last = case.first_scores[-1:] if not case.is_empty else np.empty((1, 0))
+    finite = last[np.isfinite(last)]
+    return (
+        finite.size > 8 and len(finite) == int(case.allowed(0, 0)[-1].sum()) and float(finite.max() - finite.min()) < MOST_APART
+    )
+
+
 JOINS = Circumstance(
     "joined_splits", "a row whose keys lie in several splits, which are joined", _decode, _joins, by_values=True
 )
@@ -530,7 +604,8 @@ JOINS = Circumstance(
 TABLE: tuple[Circumstance, ...] = (
     *(*SIZES, *ROWS_AND_KEYS, *CLASSES.values()),
     *(*OF_ROWS, *OF_KEYS, *OWN, *LAYOUTS),
-    *(RISES, OVERFLOWS, HUGE, NEGATIVE, POSITIVE, FALLING, RISING, JOINS),
+    *(RISES, OVERFLOWS, HUGE, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, JOINS),
+    *(LOW_ENDS, LOW_PAST_KEYS, INFINITE_DOUT),
 )
 BY_NAME: Mapping[str, Circumstance] = {one.name: one for one in TABLE}
 

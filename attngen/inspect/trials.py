@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.aimed import BEYOND, Aim, aims
@@ -30,6 +30,7 @@ from attngen.plan import Plan
 from attngen.reference.alternatives import MAX_ALTERNATIVES, Alternative, alternatives
 from attngen.reference.free_sizes import with_free_sizes
 from attngen.reference.problems import Draw, Shape
+from attngen.reference.problems import Scores as FarApart
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const, Type, walk
 
@@ -43,13 +44,7 @@ FEW_KEYS = 9
 OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 STEEP = (64.0, 8.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
-FAR_APART: tuple[Literal["huge", "negative", "positive", "falling", "rising"], ...] = (
-    "huge",
-    "negative",
-    "positive",
-    "falling",
-    "rising",
-)
+FAR_APART: tuple[FarApart, ...] = get_args(FarApart)
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
 FIXED = "the lengths are fixed: with others, more can happen to a block, which is not checked"
 
@@ -250,12 +245,20 @@ class _Search:
         if usual is None:
             return None
         sections = aim.sections or usual.sections
-        return replace(usual, multiprocessors=aim.multiprocessors, sections=sections, laid_out=aim.laid_out)
+        return replace(
+            usual,
+            multiprocessors=aim.multiprocessors,
+            sections=sections,
+            laid_out=aim.laid_out,
+            spoils_dout=aim.spoils_dout,
+        )
 
     def _take_steep(self, usual: Trial) -> None:
         for scores, draw in self._steep_draws(usual.draw):
-            if any(goal.scores == scores for goal in self.aimed):
-                self._take_cheap(replace(usual, draw=draw))
+            wanted = [goal for goal in self.aimed if goal.scores == scores]
+            trial = replace(usual, draw=draw)
+            if wanted and any(goal.occurs(self._case(trial)) for goal in wanted):
+                self._take_cheap(trial)
 
     def _steep_draws(self, usual: Draw) -> Iterator[tuple[Scores, Draw]]:
         for magnitude in STEEP:
@@ -287,11 +290,10 @@ class _Search:
 
     def _case(self, trial: Trial) -> Case:
         known = self.problems.known(trial)
-        setting = (trial.multiprocessors, trial.sections, trial.laid_out)
-        key = (id(known), *setting)
+        key = (id(known), *trial.setting)
         if key not in self._cases:
             sizes = trial.shape.sizes(self.spec)
-            case = Case(self.spec, self.plan, self.tile, sizes, trial.params, known.sample, *setting)
+            case = Case(self.spec, self.plan, self.tile, sizes, trial.params, known.sample, *trial.setting)
             self._cases[key] = (known, case)
         return self._cases[key][1]
 

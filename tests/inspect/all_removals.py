@@ -120,9 +120,14 @@ class Harness:
         return [self._key(trial) for trial in range(len(self.trials))]
 
     def _key(self, trial: int) -> str:
-        one, problem = self.trials[trial], self.known(trial).sample
+        one, problem = self.trials[trial], self.known(trial).poisoned
         arrays = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
-        others = [(field.name, getattr(one, field.name)) for field in fields(one) if field.name not in ("shape", "draw")]
+        others = [
+            (field.name, getattr(one, field.name))
+            for field in fields(one)
+            if field.name not in ("shape", "draw", "spoils_dout")
+        ]
+        others += [("spoils_dout", True)] if one.spoils_dout else []
         return digest(repr(others), *(f"{name}{array.shape}{array.tobytes()!r}" for name, array in arrays.items()))
 
     def known(self, trial: int) -> Known:
