@@ -46,7 +46,8 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
     yield from _several_batches(plan, tile)
     yield from _own(spec, plan, tile)
     if plan.heads_in_l2 is not None:
-        yield Aim(Shape(2, 4, 2, tile[0] + 1, FEW), varied=False, sections=True)
+        for kv_len in (FEW, tile[0] + 1):  # no fewer keys than rows, if a mask looks up rows among keys
+            yield Aim(Shape(2, 4, 2, tile[0] + 1, kv_len), varied=False, sections=True)
     if plan.schedule.is_tiled and not plan.schedule.on_tensor_cores:
         for layout, name in product(LAYOUTS, ("q", "k", "v", *(("dout",) if plan.wanted else ()))):
             yield Aim(Shape(1, 1, 1, FEW, FEW), varied=False, laid_out=(name, layout))

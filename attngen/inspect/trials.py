@@ -263,8 +263,9 @@ class _Search:
     def _steep_draws(self, usual: Draw) -> Iterator[tuple[Scores, Draw]]:
         for magnitude in STEEP:
             yield "steep", replace(usual, magnitude=magnitude, integers="two documents")
+            yield "steep", replace(usual, magnitude=magnitude, integers="one document")
         for scores in FAR_APART:
-            yield scores, replace(usual, scores=scores)
+            yield scores, replace(usual, integers="one document", scores=scores)
 
     def _take_varied(self, usual: Trial) -> None:
         for variants in (self._by_params, self._by_extremes, self._by_integers):

@@ -54,7 +54,7 @@ class Draw:
     """The distribution of a problem's values.
 
     `magnitude` multiplies Q, and so the scores. `integers` along a sequence are sorted identifiers of documents, of two
-    documents, or positions in any order; with "least" all integers are 0, 1 and the number of keys in turn, with "largest"
+    documents or of one, or positions in any order; with "least" all integers are 0, 1 and the number of keys in turn, with "largest"
     they begin with the number of keys. Booleans over keys are
     true for `tile` (rows, keys) and false for the keys after it, so that tiles of every class occur; if it `hides_rows`, they
     are false for a tile's rows after the first ones, and for each third row. `scores` other than random ones are exact, and far
@@ -64,7 +64,7 @@ class Draw:
     """
 
     magnitude: float = 1.0
-    integers: Literal["documents", "two documents", "positions", "least", "largest"] = "documents"
+    integers: Literal["documents", "two documents", "one document", "positions", "least", "largest"] = "documents"
     tile: tuple[int, int] | None = None
     hides_rows: bool = False
     scores: Literal["random", Scores] = "random"
@@ -161,6 +161,8 @@ def _table(rotary: Rotary, name: str, shape: tuple[int, ...]) -> Array:
 
 
 def _along_sequence(shape: tuple[int, ...], kv_len: int, rng: np.random.Generator, draw: Draw) -> Array:
+    if draw.integers == "one document":
+        return np.zeros(shape, np.int64)
     if draw.integers == "positions":
         return rng.integers(0, kv_len + 1, shape)
     if draw.integers == "two documents":
