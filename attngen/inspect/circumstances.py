@@ -3,8 +3,9 @@ it occurs in a problem. A kernel that is wrong in one of them alone is right in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -336,7 +337,54 @@ OF_KEYS = tuple(_of_blocks("keys", "a block of keys", "rows", "k", visits_rows, 
 
 # --- schedules
 
+OF_WORD = 32  # tiles, whose kinds are the bits of a word
+
+
+def _passes_a_word(block: Block) -> bool:
+    """Whether none of the other tiles of a word is visited, and a later one is."""
+    visited = (-1, *block.visited)
+    return any((tile + 1) // OF_WORD < following // OF_WORD for tile, following in pairwise(visited))
+
+
+def _changes_in_a_tile(case: Case, rises: bool, half: int) -> bool:
+    """Whether a captured vector of integers changes once in a tile of keys, in that half of it, and a later block of rows has
+    the tile's last number."""
+    rows, keys = case.tile
+    for declared in case.spec.inputs:
+        if declared.dtype.kind != "int" or not declared.dims or declared.dims[-1] not in ("q_len", "kv_len"):
+            continue
+        vector = case.problem.inputs[declared.name].reshape(-1, case.problem.inputs[declared.name].shape[-1])[:1].ravel()
+        for first in range(0, len(vector) - keys, keys):
+            of_tile = vector[first : first + keys].astype(np.int64)
+            changes = np.flatnonzero(np.diff(of_tile))
+            if len(changes) != 1 or (of_tile[-1] > of_tile[0]) != rises or (changes[0] + 1) * 2 // keys != half:
+                continue
+            later = -(-(first + keys) // rows) * rows
+            if later + rows <= len(vector) and (vector[later : later + rows] == of_tile[-1]).all():
+                return True
+    return False
+
+
+IN_A_TILE = tuple(
+    Circumstance(
+        f"{word}_in_{part}_half",
+        f"a captured vector that {words} once, in the {part} half of a tile, and a later block of its last number alone",
+        lambda plan: bool(plan.bounds.spans) and visits_keys(plan),
+        lambda case, word=word, half=half: not case.is_empty and _changes_in_a_tile(case, word == "rise", half),  # type: ignore[misc]
+        "no range of a tile is of integers along a sequence",
+    )
+    for half, part in enumerate(("first", "second"))
+    for word, words in (("rise", "rises"), ("fall", "falls"))
+)
+
 OWN = (
+    Circumstance(
+        "empty_word",
+        "a block of rows that visits none of 32 tiles of keys, or none of the rest of 32, and a later one",
+        lambda plan: plan.bounds.per_tile and visits_keys(plan) and not plan.wanted,
+        lambda case: any(map(_passes_a_word, case.row_blocks)),
+        "each block visits a tile of each 32, or none after them",
+    ),
     Circumstance(
         "second_work_tile",
         "a block that takes a second work tile, and a third",
@@ -603,7 +651,7 @@ JOINS = Circumstance(
 
 TABLE: tuple[Circumstance, ...] = (
     *(*SIZES, *ROWS_AND_KEYS, *CLASSES.values()),
-    *(*OF_ROWS, *OF_KEYS, *OWN, *LAYOUTS),
+    *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *OWN, *LAYOUTS),
     *(RISES, OVERFLOWS, HUGE, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, JOINS),
     *(LOW_ENDS, LOW_PAST_KEYS, INFINITE_DOUT),
 )
@@ -625,7 +673,10 @@ def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[
         inside = {name: maximum(ZERO, minimum(KEYS.length, getattr(bounds, name))) for name in ("begin", "end")}
         moved = replace(bounds, **inside)  # type: ignore[arg-type]
         for (b, h), mask in allowed.items():
-            kinds = case.kinds(b, h, moved)
+            try:
+                kinds = case.kinds(b, h, moved)
+            except IndexError:  # it reads another tile than there are
+                continue
             each = np.repeat(np.repeat(kinds, min(rows, case.plan.tile_rows), 0), keys, 1)[:q_len, :kv_len]
             computed = (each == FULL) | (each == PARTIAL) & mask
             if (computed != mask).any():
@@ -636,7 +687,8 @@ CLOSED_FORMS = ("begin", "end", "full_begin", "full_end")
 
 
 def changed_bounds(bounds: MaskBounds) -> Iterator[tuple[str, MaskBounds]]:
-    """Each bound as one of its operands, one more and one less, and at the ends of the keys; tests per tile always true."""
+    """Each bound as one of its operands, one more and one less, and at the ends of the keys; tests per tile always true, or
+    without an operand."""
     for name in CLOSED_FORMS:
         form = getattr(bounds, name)
         if form is None:
@@ -648,11 +700,15 @@ def changed_bounds(bounds: MaskBounds) -> Iterator[tuple[str, MaskBounds]]:
     if bounds.per_tile:
         for name, value in (("may", FALSE), ("must", TRUE)):
             yield f"{name} always {value}", replace(bounds, **{name: value})  # type: ignore[arg-type]
+        for name in ("may", "must"):
+            for other in dict.fromkeys(_operands(getattr(bounds, name), ("and", "or", "min", "max"))):
+                yield f"{name} as {other}", replace(bounds, **{name: other})  # type: ignore[arg-type]
 
 
-def _operands(form: Expr) -> Iterator[Expr]:
+def _operands(form: Expr, of: Container[str] | None = None) -> Iterator[Expr]:
+    """`form` with one of its operators, or one of those `of` these names, replaced by an operand."""
     for node in walk(form):
-        if isinstance(node, Apply):
+        if isinstance(node, Apply) and (of is None or node.op in of):
             for operand in node.args:
                 if operand.type is node.type:
                     swapped: dict[Expr, Expr] = {node: operand}

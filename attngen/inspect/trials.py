@@ -185,7 +185,7 @@ class _Search:
         if not self.plan.schedule.is_tiled or not self.trials or self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return
         first = self.trials[0]
-        others = [*self._by_params(first), *self._by_integers(first)]
+        others = [*self._by_params(first), *self._by_integers(first), *self._by_blocks()]
         seen: set[str] = set()
         for taken in self.trials if others else ():
             seen |= self._wrong_bounds(taken, seen)
@@ -247,6 +247,7 @@ class _Search:
         sections = aim.sections or usual.sections
         return replace(
             usual,
+            draw=replace(usual.draw, blocks=aim.blocks),
             multiprocessors=aim.multiprocessors,
             sections=sections,
             laid_out=aim.laid_out,
@@ -386,6 +387,21 @@ class _Search:
             for step in range(4):
                 for integers in ("two documents", "positions"):
                     yield replace(trial, seed=self.fixed.seed + step, draw=replace(trial.draw, integers=integers))
+
+    def _by_blocks(self) -> Iterator[Trial]:
+        """Documents that end where tiles end, and others."""
+        if not self.plan.bounds.per_tile or all(i.dtype.kind != "int" for i in self.spec.inputs):
+            return
+        (rows, keys), length = self.tile, 2 * max(self.tile)
+        if (usual := self._possible(self._shape(1, length, length))) is None:
+            return
+        for blocks in (
+            (keys, 0),
+            (rows, 0),
+            (rows, keys),
+        ):
+            for sign in (1, -1):
+                yield replace(usual, draw=replace(usual.draw, blocks=(sign * blocks[0], blocks[1])))
 
     def _by_magnitude(self, trial: Trial) -> Iterator[Trial]:
         if any(isinstance(goal, Alternative) and goal.keyword != "mask" for goal in self.left):

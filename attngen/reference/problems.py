@@ -54,13 +54,14 @@ class Draw:
     """The distribution of a problem's values.
 
     `magnitude` multiplies Q, and so the scores. `integers` along a sequence are sorted identifiers of documents, of two
-    documents or of one, or positions in any order; with "least" all integers are 0, 1 and the number of keys in turn, with "largest"
-    they begin with the number of keys. Booleans over keys are
-    true for `tile` (rows, keys) and false for the keys after it, so that tiles of every class occur; if it `hides_rows`, they
-    are false for a tile's rows after the first ones, and for each third row. `scores` other than random ones are exact, and far
-    from each other: "huge" ones of every second row are of the order of 2^28 or more, "negative" and "positive" ones are all
-    so, and of "mixed" ones those of a row, each second eight rows; the largest of a row may then be anywhere. "falling" and
-    "rising" ones are negative, and fall or rise from key to key.
+    documents or of one, or positions in any order; with "least" all integers are 0, 1 and the number of keys in turn, with
+    "largest" they begin with the number of keys. Booleans over keys are true for `tile` (rows, keys) and false for the keys
+    after it, so that tiles of every class occur; if it `hides_rows`, they are false for a tile's rows after the first ones,
+    and for each third row. `scores` other than random ones are exact, and far from each other: "huge" ones of every second
+    row are of the order of 2^28 or more, "negative" and "positive" ones are all so, and of "mixed" ones those of a row, each
+    second eight rows; the largest of a row may then be anywhere. "falling" and "rising" ones are negative, and fall or rise
+    from key to key. With `blocks`, integers along a sequence are the numbers of blocks of so many elements, the first one of
+    so many fewer; they fall if the length is negative.
     """
 
     magnitude: float = 1.0
@@ -68,6 +69,7 @@ class Draw:
     tile: tuple[int, int] | None = None
     hides_rows: bool = False
     scores: Literal["random", Scores] = "random"
+    blocks: tuple[int, int] | None = None
 
 
 USUAL = Draw()
@@ -161,6 +163,10 @@ def _table(rotary: Rotary, name: str, shape: tuple[int, ...]) -> Array:
 
 
 def _along_sequence(shape: tuple[int, ...], kv_len: int, rng: np.random.Generator, draw: Draw) -> Array:
+    if draw.blocks is not None:
+        length, missing = draw.blocks
+        numbers = (np.arange(shape[-1]) + missing) // abs(length)
+        return np.broadcast_to(numbers if length > 0 else numbers.max(initial=0) - numbers, shape)
     if draw.integers == "one document":
         return np.zeros(shape, np.int64)
     if draw.integers == "positions":

@@ -249,6 +249,82 @@ OF_TILES = (
     ),
 )
 
+# --- forwards by mma.sync that find the kind of each tile
+PREFIX, DOCUMENTS = "prefix_lm_fused.cu", "packed_documents_fused.cu"
+OWN_KEY = "each row sees its own key: there are no fewer keys than rows, since the mask reads an element of each row"
+OF_TILE_KINDS = (
+    WithoutEffect(
+        (PREFIX,),
+        tuple(f"min(kv_len, max(prefix_length_at(in, b_idx), q_hi + 1)): the {n} operand" for n in ("first", "second")),
+        MORE_TILES,
+    ),
+    WithoutEffect((PREFIX,), ("kv_hi < t0: never true", "kv_hi <= q_lo: never true"), f"fewer tiles are full: {ALL_PARTIAL}"),
+    WithoutEffect((DOCUMENTS,), tuple(f"min(q_hi + 1, kv_len): the {n} operand" for n in ("first", "second")), MORE_TILES),
+    WithoutEffect(
+        (DOCUMENTS,),
+        ("min(t0 + 1, q_hi / 64): the second operand",),
+        "the last row of a block lies in the second of its two tiles, or before",
+        proof="BLOCK_Q == 2 * BLOCK_KV",
+    ),
+    WithoutEffect(
+        (DOCUMENTS,),
+        (
+            "kv_lo <= q_hi: always true",
+            "(t4 <= t5 && t6 <= t9): always true",
+            "t4 <= t5: always true",
+            "t6 <= t9: always true",
+        ),
+        MORE_TILES,
+    ),
+    WithoutEffect(
+        (DOCUMENTS,),
+        ("min((tile + 1) * BLOCK_KV, kv_len): the second operand",),
+        f"the range of a tile holds the elements of later ones too: {MORE_TILES}, and fewer tiles are full",
+        line="i += 32",
+    ),
+    WithoutEffect(
+        (PREFIX, DOCUMENTS),
+        tuple(f"min((tile + 1) * BLOCK_KV, kv_len): the {n} operand" for n in ("first", "second")),
+        f"fewer tiles are full: {ALL_PARTIAL}",
+        line="kv_hi",
+    ),
+    WithoutEffect((PREFIX, DOCUMENTS), ("must: never true",), f"no tile is full: {ALL_PARTIAL}"),
+    WithoutEffect((PREFIX, DOCUMENTS), ("may: always true",), MORE_TILES),
+    WithoutEffect(
+        (PREFIX, DOCUMENTS),
+        tuple(f"min(q_lo + BLOCK_Q, q_len): the {n} operand" for n in ("first", "second")),
+        MORE_TILES,
+    ),
+    WithoutEffect(
+        (PREFIX, DOCUMENTS), ("min((work_tile_smem->q_block + 1) * BLOCK_Q, q_len): the second operand",), MORE_TILES
+    ),
+    WithoutEffect((PREFIX,), ("min((work_tile_smem->q_block + 1) * BLOCK_Q, q_len): the first operand",), MORE_TILES),
+    WithoutEffect(
+        (PREFIX, DOCUMENTS),
+        ("mine >= tile_begin: always true",),
+        "ranges begin at key 0",
+        proof="file:        0,  // begin",
+    ),
+    WithoutEffect((PREFIX,), ("mine < tile_end: always true",), "the loop over tiles ends at tile_end itself"),
+    WithoutEffect((PREFIX,), ("later != 0: always true",), "no tile before tile_end is empty"),
+    WithoutEffect((PREFIX, DOCUMENTS), ("(full[tile % THREADS / 32] >> tile % 32 & 1) == 0: always true",), ALL_PARTIAL),
+    WithoutEffect(
+        (DOCUMENTS,),
+        ("thread_index() < BLOCK_KV: always true",),
+        "the other threads read an element that they do not pass on",
+        behind="int my_document_of_k = 0;",
+    ),
+    WithoutEffect((DOCUMENTS,), ("kv_idx >= kv_len: never true",), f"the mask forbids keys after the row's own: {OWN_KEY}"),
+    WithoutEffect(
+        (DOCUMENTS,),
+        ("__syncthreads();: left out",),
+        f"each block visits a tile: {OWN_KEY}",
+        line="if no tile was visited, Q may not have arrived",
+    ),
+    WithoutEffect((DOCUMENTS,), ("row_sum == 0.0f: never true",), OWN_KEY),
+    WithoutEffect((PREFIX,), ("new_max == -INF: never true",), HAS_A_KEY),
+)
+
 # --- backwards of mma.sync
 OF_MMA_BACKWARD = (
     WithoutEffect(
@@ -439,8 +515,8 @@ OF_WORK = (
     WithoutEffect(
         ("gpt2_hopper.cu",),
         ("is_large(subtracted): never true",),
-        "on the emulated device, which rounds S * EXPONENT_SCALE before it subtracts: the exponent of the largest score is then "
-        "exactly 0. A GPU fuses both, and 2 to the power of the rounding error overflows in the problem of huge scores",
+        "on the emulated device, which rounds S * EXPONENT_SCALE before it subtracts: the exponent of the largest score is "
+        "then exactly 0. A GPU fuses both, and 2 to the power of the rounding error overflows in the problem of huge scores",
         proof="file:fast_exp2(S[i] * EXPONENT_SCALE - shift",
     ),
     WithoutEffect(
@@ -508,6 +584,7 @@ OF_WORK = (
 WITHOUT_EFFECT = (
     *OF_OTHER_SIZES,
     *OF_TILES,
+    *OF_TILE_KINDS,
     *OF_MMA_BACKWARD,
     *OF_ROWS,
     *OF_NAIVE_BACKWARD,
