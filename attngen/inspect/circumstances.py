@@ -18,7 +18,9 @@ from attngen.plan.block_map import EMPTY, FULL, PARTIAL
 from attngen.plan.bounded_scores import RESCALE_EXPONENT
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.alternatives import Alternative
+from attngen.reference.problems import BROADCAST
 from attngen.reference.problems import Scores as FarApart
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
 from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
 
@@ -486,6 +488,27 @@ def _has_idle(tiles: Any) -> bool:
 
 # --- values
 
+
+def is_broadcast(spec: AttentionSpec) -> bool:
+    """Whether a captured tensor may have one element along a dimension that has several."""
+    return any(dim in BROADCAST for declared in spec.inputs for dim in declared.dims)
+
+
+ONE_ELEMENT = Circumstance(
+    "broadcast",
+    "a captured tensor with one element for all batches or heads",
+    lambda plan: is_broadcast(plan.facts.spec),
+    lambda case: (
+        not case.is_empty
+        and any(
+            size == 1 and case.sizes[str(dim)] > 1
+            for declared in case.spec.inputs
+            for dim, size in zip(declared.dims, case.problem.inputs[declared.name].shape, strict=True)
+            if dim in BROADCAST
+        )
+    ),
+)
+
 ORDERS: dict[Scores, str] = {"falling": "fall", "rising": "rise"}
 
 
@@ -653,7 +676,7 @@ TABLE: tuple[Circumstance, ...] = (
     *(*SIZES, *ROWS_AND_KEYS, *CLASSES.values()),
     *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *OWN, *LAYOUTS),
     *(RISES, OVERFLOWS, HUGE, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, JOINS),
-    *(LOW_ENDS, LOW_PAST_KEYS, INFINITE_DOUT),
+    *(ONE_ELEMENT, LOW_ENDS, LOW_PAST_KEYS, INFINITE_DOUT),
 )
 BY_NAME: Mapping[str, Circumstance] = {one.name: one for one in TABLE}
 

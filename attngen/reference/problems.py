@@ -61,7 +61,8 @@ class Draw:
     row are of the order of 2^28 or more, "negative" and "positive" ones are all so, and of "mixed" ones those of a row, each
     second eight rows; the largest of a row may then be anywhere. "falling" and "rising" ones are negative, and fall or rise
     from key to key. With `blocks`, integers along a sequence are the numbers of blocks of so many elements, the first one of
-    so many fewer; they fall if the length is negative.
+    so many fewer; they fall if the length is negative. If they are `broadcast`, captured tensors have one element along batch
+    and heads.
     """
 
     magnitude: float = 1.0
@@ -70,9 +71,11 @@ class Draw:
     hides_rows: bool = False
     scores: Literal["random", Scores] = "random"
     blocks: tuple[int, int] | None = None
+    broadcast: bool = False
 
 
 USUAL = Draw()
+BROADCAST = ("batch", "q_heads", "kv_heads")  # dimensions
 
 
 # Factors of scores, exact in each element type. Keys have factors from 5 to 255: a row's scores are no smaller than 5 * MIDDLE
@@ -130,7 +133,11 @@ def sample_inputs(spec: AttentionSpec, shape: Shape) -> dict[str, Array]:
 
 
 def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> dict[str, Array]:
-    return {i.name: _values(spec, i, sizes, rng, draw) for i in spec.inputs}
+    found = {i.name: _values(spec, i, sizes, rng, draw) for i in spec.inputs}
+    if not draw.broadcast:
+        return found
+    one = {i.name: tuple(slice(1) if dim in BROADCAST else slice(None) for dim in i.dims) for i in spec.inputs}
+    return {name: array[one[name]] for name, array in found.items()}
 
 
 def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> Array:

@@ -18,8 +18,8 @@ _CONSTANT = re.compile(r"constexpr int (\w+) = ([^;]+);")
 @dataclass(frozen=True, slots=True)
 class WithoutEffect:
     """`what`: statements and how they are changed, as `Removal.describe` says it. If the file has the statement elsewhere too:
-    `line` is a part of its line, `within` the function that it is in, `behind` a part of the three lines before. `proof`: a
-    condition of the file's constants, as text of Python, or "file:" and a text that the file contains."""
+    `line` is a part of its line, `within` how the name of its function ends, `behind` a part of the three lines before.
+    `proof`: a condition of the file's constants, as text of Python, or "file:" and a text that the file contains."""
 
     files: Sequence[str]
     what: Sequence[str]
@@ -35,7 +35,7 @@ class WithoutEffect:
         before, line = removal.lines(emitted.text)
         return (
             self.line in line
-            and self.within in ("", emitted.function_of(removal))
+            and emitted.function_of(removal).endswith(self.within)
             and re.sub(r"\s+", " ", self.behind) in re.sub(r"\s+", " ", before)
         )
 
@@ -89,7 +89,8 @@ STREAMED_BY_HALVES = (
 SIMT = ("cross_attention_fused.cu",)
 TILED = ("gpt2_tiled.cu", "cross_attention_tiled.cu")
 NAIVE = ("gpt2_naive.cu", "cross_attention_naive.cu")
-NAIVE_BACKWARD = ("gpt2_naive_backward.cu",)
+NAIVE_BACKWARD = ("gpt2_naive_backward.cu", "alibi_naive_backward.cu")
+TILED_BACKWARD = ("gpt2_tiled_backward.cu",)
 SIMT_BACKWARD = ("cross_attention_fused_backward.cu",)
 MMA_BACKWARD = ("gpt2_fused_backward.cu",)
 
@@ -129,6 +130,19 @@ OF_OTHER_SIZES = (
         ("min(rows, ROWS): the first operand", "r < ROWS: always true"),
         "the rows of each slice are a multiple of those that the block fetches at once",
         proof="BLOCK_Q % (THREADS * 4 // SLICE) == BLOCK_KV % (THREADS * 4 // SLICE) == SLICE % (THREADS * 4 // BLOCK_DV) == 0",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("min(rows, ROWS): the first operand", "r < ROWS: always true"),
+        "the rows of each slice are a multiple of those that the block fetches at once",
+        proof="all(rows % (THREADS * 4 // width) == 0 for rows, width in ((BLOCK_Q, SLICE), (BLOCK_KV, SLICE), "
+        "(SLICE, BLOCK_D), (SLICE, BLOCK_KV)))",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("my_column<WIDTH>() < columns: always true", "d < HEAD_DIM: always true", "d < HEAD_DIM_V: always true"),
+        "the columns of Q, K, V and dO are a multiple of those of a block",
+        proof="HEAD_DIM % BLOCK_D == HEAD_DIM_V % BLOCK_D == 0",
     ),
     WithoutEffect(
         TILED,
@@ -404,6 +418,91 @@ OF_MMA_BACKWARD = (
 )
 
 # --- rows without keys
+OF_TILED_BACKWARD = (
+    WithoutEffect(TILED_BACKWARD, ("min(kv_len, q_hi + 1): the first operand",), MORE_TILES),
+    *(
+        WithoutEffect(
+            TILED_BACKWARD,
+            (
+                "min(q_lo + BLOCK_Q, q_len): the first operand",
+                "min(q_lo + BLOCK_Q, q_len): the second operand",
+                "tile >= tile_end: never true",
+            ),
+            f"{MORE_TILES}; nobody reads them",
+            within=within,
+        )
+        for within in ("_backward_scores", "_backward_weight_gradients")
+    ),
+    *(
+        WithoutEffect(
+            TILED_BACKWARD,
+            ("min(q_lo + BLOCK_Q, q_len): the first operand",),
+            "the last row of a whole block ends in the same tile as its first row",
+            within=within,
+            proof="BLOCK_KV % BLOCK_Q == 0",
+        )
+        for within in ("_softmax", "_delta", "_score_gradients", "_dq", "_dk", "_dv")
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("tile < range.begin / BLOCK_KV: never true",),
+        "ranges begin at key 0",
+        proof="file:        0,  // begin",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("tile < full_tile_begin: never true",),
+        "full ranges begin at key 0",
+        proof="file:        0,  // full_begin",
+    ),
+    WithoutEffect(TILED_BACKWARD, ("partial: always true",), ALL_PARTIAL),
+    WithoutEffect(
+        TILED_BACKWARD,
+        (
+            "tile >= full_tile_end: never true",
+            "partial: never true",
+            "mask(q_idx, kv_idx): always true",
+            "kv_idx >= kv_len: never true",
+            "!allowed: never true",
+        ),
+        "whoever reads dP skips pairs without weight",
+        within="_backward_weight_gradients",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("p.at[e] != 0.0f: always true", "P[pair] != 0.0f: always true"),
+        f"dP of a pair that the mask excludes is 0 already; {HIDES_NO_ROW}",
+    ),
+    *(WithoutEffect(TILED_BACKWARD, ("w[r] != 0.0f: always true",), HIDES_NO_ROW, within=within) for within in ("_dk", "_dv")),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("s.at[e] == -INF: never true",),
+        "the exponential of -inf is 0 too: no row with keys has an infinite maximum",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("row_max == -INF: never true", "row_sum == 0.0f: never true"),
+        "only if there are no keys does a row have none, and then nothing is divided",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD, ("q_block < q_blocks: one later",), "a block more, of no rows: zeros arrive for rows past the last one"
+    ),
+    WithoutEffect(
+        TILED_BACKWARD, ("begin + SLICE < BLOCK_Q: always true",), "a slice more is fetched, and replaced before it is stored"
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        (
+            "vectors: never true",
+            *(
+                f"has_vectors({name}, {of}_stride_b, {of}_stride_h, {of}_stride_s, {of}_stride_d): never true"
+                for name, of in (("Q", "q"), ("K", "k"), ("V", "v"), ("dO", "do"))
+            ),
+        ),
+        "elements are read one by one",
+    ),
+)
+
 OF_ROWS = (
     WithoutEffect(
         (*NAIVE, *NAIVE_BACKWARD, "gpt2_tiled.cu"),
@@ -421,6 +520,20 @@ OF_ROWS = (
 )
 
 OF_NAIVE_BACKWARD = (
+    WithoutEffect(
+        ("alibi_naive_backward.cu",),
+        ("d_slopes_size_0 == 1: never true",),
+        "the index of an only element is 0",
+        line="h_begin",
+    ),
+    WithoutEffect(
+        ("alibi_naive_backward.cu",),
+        ("min(i0 + 1, q_heads): the first operand",),
+        "slopes have an element for each head, or one, and no other",
+    ),
+    WithoutEffect(
+        ("alibi_naive_backward.cu",), ("gradient == 0.0f: never true",), "0 is added: the factor of a slope, k - q, is finite"
+    ),
     WithoutEffect(
         NAIVE_BACKWARD,
         ("p_row[k] != 0.0f: always true", "p == 0.0f: never true"),
@@ -489,13 +602,13 @@ OF_WORK = (
         NAIVE_BACKWARD,
         ("row[k] == -INF: never true",),
         "the exponential of -inf is 0 too: no row with keys has an infinite maximum",
-        within="gpt2_backward_softmax",
+        within="_backward_softmax",
     ),
     WithoutEffect(
         NAIVE_BACKWARD,
         ("mask(q_idx, kv_idx): always true",),
         "whoever reads dP skips pairs without weight",
-        within="gpt2_backward_weight_gradients",
+        within="_backward_weight_gradients",
     ),
     WithoutEffect(NAIVE_BACKWARD, ("begin < q_len: one later",), "a slice more, of no rows: its own loop ends at the last row"),
     WithoutEffect(
@@ -586,6 +699,7 @@ WITHOUT_EFFECT = (
     *OF_TILES,
     *OF_TILE_KINDS,
     *OF_MMA_BACKWARD,
+    *OF_TILED_BACKWARD,
     *OF_ROWS,
     *OF_NAIVE_BACKWARD,
     *OF_SIMT_BACKWARD,
