@@ -18,8 +18,8 @@ from attngen.plan.block_map import EMPTY, FULL, PARTIAL
 from attngen.plan.bounded_scores import RESCALE_EXPONENT
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.alternatives import Alternative
-from attngen.reference.problems import BROADCAST
 from attngen.reference.problems import Scores as FarApart
+from attngen.reference.problems import broadcast_dims
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
 from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
@@ -491,7 +491,7 @@ def _has_idle(tiles: Any) -> bool:
 
 def is_broadcast(spec: AttentionSpec) -> bool:
     """Whether a captured tensor may have one element along a dimension that has several."""
-    return any(dim in BROADCAST for declared in spec.inputs for dim in declared.dims)
+    return any(dim in broadcast_dims(spec) for declared in spec.inputs for dim in declared.dims)
 
 
 ONE_ELEMENT = Circumstance(
@@ -504,7 +504,7 @@ ONE_ELEMENT = Circumstance(
             size == 1 and case.sizes[str(dim)] > 1
             for declared in case.spec.inputs
             for dim, size in zip(declared.dims, case.problem.inputs[declared.name].shape, strict=True)
-            if dim in BROADCAST
+            if dim in broadcast_dims(case.spec)
         )
     ),
 )

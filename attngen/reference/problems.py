@@ -75,7 +75,6 @@ class Draw:
 
 
 USUAL = Draw()
-BROADCAST = ("batch", "q_heads", "kv_heads")  # dimensions
 
 
 # Factors of scores, exact in each element type. Keys have factors from 5 to 255: a row's scores are no smaller than 5 * MIDDLE
@@ -136,8 +135,15 @@ def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator
     found = {i.name: _values(spec, i, sizes, rng, draw) for i in spec.inputs}
     if not draw.broadcast:
         return found
-    one = {i.name: tuple(slice(1) if dim in BROADCAST else slice(None) for dim in i.dims) for i in spec.inputs}
+    free = broadcast_dims(spec)
+    one = {i.name: tuple(slice(1) if dim in free else slice(None) for dim in i.dims) for i in spec.inputs}
     return {name: array[one[name]] for name, array in found.items()}
+
+
+def broadcast_dims(spec: AttentionSpec) -> tuple[str, ...]:
+    """The dimensions along which captured tensors may have one element of several, of batch and heads: not those whose size the
+    spec states."""
+    return ("batch", "q_heads", "kv_heads") if spec.q_heads is None else ("batch",)
 
 
 def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> Array:
