@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from attngen.inspect.block_work import visits_keys, visits_rows
-from attngen.inspect.circumstances import fills_of
+from attngen.inspect.circumstances import OF_WORD, fills_of, is_broadcast
 from attngen.inspect.known import LAYOUTS
 from attngen.plan import Plan
 from attngen.plan.split_keys import PackedTiles
@@ -32,6 +32,9 @@ class Aim:
     steep: bool = False
     sections: bool = False
     laid_out: tuple[str, Layout] | None = None
+    spoils_dout: bool = False
+    blocks: tuple[int, int] | None = None  # of `Draw`
+    broadcast: bool = False
 
 
 def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
@@ -45,12 +48,14 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
     yield from _several_batches(plan, tile)
     yield from _own(spec, plan, tile)
     if plan.heads_in_l2 is not None:
-        yield Aim(Shape(2, 4, 2, tile[0] + 1, FEW), varied=False, sections=True)
+        for kv_len in (FEW, tile[0] + 1):  # no fewer keys than rows, if a mask looks up rows among keys
+            yield Aim(Shape(2, 4, 2, tile[0] + 1, kv_len), varied=False, sections=True)
     if plan.schedule.is_tiled and not plan.schedule.on_tensor_cores:
         for layout, name in product(LAYOUTS, ("q", "k", "v", *(("dout",) if plan.wanted else ()))):
             yield Aim(Shape(1, 1, 1, FEW, FEW), varied=False, laid_out=(name, layout))
     if not plan.schedule.is_tiled:
         yield Aim(Shape(1, 1, 1, 2 * FEW, 4 * FEW), varied=False, steep=True)
+    yield from _of_values(spec, plan, tile)
     for n in (2, 4, 8, 16) if plan.schedule.packs_heads else (2, 4):
         for q_len in (n * tile[1], max(tile[1] // 4, 1), n * tile[1] + 1):
             yield Aim(Shape(1, 1, 1, q_len, n * tile[1] + 1), varied=False, steep=True)
@@ -82,6 +87,25 @@ def _several_batches(plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
     yield Aim(Shape(2, 1, 1, min(rows, 16) + 1, keys + 1))
     if plan.schedule.is_tiled:
         yield Aim(Shape(3, 1, 1, FEW, 3 * keys + 1))
+
+
+def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
+    """Problems of certain values."""
+    rows, keys = tile
+    if is_broadcast(spec):
+        yield Aim(Shape(2, 4, 2, 2 * FEW, 2 * FEW), varied=False, broadcast=True)
+    if plan.wanted and plan.schedule.is_tiled:
+        yield Aim(Shape(1, 1, 1, rows + 1, -(-(rows + 1) // keys) * keys))  # hidden keys in the tile of the last row
+        yield Aim(Shape(1, 1, 1, (-(-(keys + 1) // rows) + 1) * rows + 1, keys + 1), varied=False, steep=True)
+        yield Aim(Shape(1, 1, 1, BEYOND, BEYOND), varied=False, spoils_dout=True)
+    if plan.bounds.per_tile and not plan.wanted:
+        length = (OF_WORD + 1) * keys
+        yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(keys, 0))
+    if plan.bounds.spans:  # blocks whose second one begins in the middle of a tile, before or behind that of the tile
+        length = -(-2 * keys // rows) * rows + rows
+        for part, sign in product((3, 5), (1, -1)):
+            begin = keys + part * keys // 8
+            yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(sign * length, length - begin))
 
 
 def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:

@@ -72,6 +72,7 @@ class Case:
     multiprocessors: int = 0  # of the emulated device, if they are not the usual ones
     sections: bool = False  # few heads are numbered together
     laid_out: tuple[str, Layout] | None = None  # the array in another layout
+    spoils_dout: bool = False  # an element of dO is not finite
 
     @cached_property
     def _inputs(self) -> dict[str, Array]:

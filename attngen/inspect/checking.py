@@ -361,8 +361,7 @@ def _computed_beside(knowns: Sequence[Known], plan: Plan) -> Iterator[list[Compu
 
 def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:
     """Of `trial`: what is known of its problem may have been computed for one with other strides."""
-    problem, loss = (known.poisoned, known.poisoned_loss) if trial.apart else (known.sample, known.loss)
-    arrays = backward_inputs(compiled.spec, compiled.plan, problem, loss, known.reference)
+    arrays = backward_inputs(compiled.spec, compiled.plan, known.poisoned, known.poisoned_loss, known.reference)
     start = perf_counter()
     gradients = run_backward(_on_device_of(compiled, trial), arrays, trial.params, trial.apart, trial.laid_out)
     done = perf_counter() - start
@@ -378,7 +377,7 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, 
 
 def _run(compiled: CompiledAttention, known: Known, computed: Computed, trial: Trial) -> Found:
     start = perf_counter()
-    output, lse = _call(_on_device_of(compiled, trial), known.poisoned if trial.apart else known.sample, trial)
+    output, lse = _call(_on_device_of(compiled, trial), known.poisoned, trial)
     done = perf_counter() - start
     computed.result()
     found = compare(output, lse, known.least_truth)

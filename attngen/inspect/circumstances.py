@@ -3,8 +3,9 @@ it occurs in a problem. A kernel that is wrong in one of them alone is right in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -17,16 +18,19 @@ from attngen.plan.block_map import EMPTY, FULL, PARTIAL
 from attngen.plan.bounded_scores import RESCALE_EXPONENT
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.alternatives import Alternative
+from attngen.reference.problems import Scores as FarApart
+from attngen.reference.problems import broadcast_dims
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
 from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
 
 FEW_ROWS = 8  # fewer than any warp has
-MUCH = 2.0**16
+MUCH = 2.0**27  # numbers of fp32 of that size are 8 or more apart: its product with log2(e) is no exponent to compute with
 OVERFLOW = 100.0  # of a score whose exponential is infinite in fp32
+MOST_APART = 10.0  # scores of a row none of whose weights is 0 in 16 bits
 ALIGNED = 8  # elements: rows of captured tensors then begin at multiples of 16 bytes
 
-
-Scores = Literal["steep", "huge", "negative", "positive", "falling", "rising"]
+Scores = FarApart | Literal["steep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +194,14 @@ ROWS_AND_KEYS = (
         "each key is seen by a row",
         by_values=True,
     ),
+    Circumstance(
+        "tile_of_both_keys",
+        "a tile of which a row sees some keys, and no row sees others",
+        lambda plan: _masked(plan) and _tiled(plan) and bool(plan.wanted),
+        lambda case: any(_is_mixed(pairs.any(0), case.tile[1]) for pairs in case.pairs),
+        "all keys of a tile are seen, or none is",
+        by_values=True,
+    ),
 )
 
 
@@ -327,7 +339,54 @@ OF_KEYS = tuple(_of_blocks("keys", "a block of keys", "rows", "k", visits_rows, 
 
 # --- schedules
 
+OF_WORD = 32  # tiles, whose kinds are the bits of a word
+
+
+def _passes_a_word(block: Block) -> bool:
+    """Whether none of the other tiles of a word is visited, and a later one is."""
+    visited = (-1, *block.visited)
+    return any((tile + 1) // OF_WORD < following // OF_WORD for tile, following in pairwise(visited))
+
+
+def _changes_in_a_tile(case: Case, rises: bool, half: int) -> bool:
+    """Whether a captured vector of integers changes once in a tile of keys, in that half of it, and a later block of rows has
+    the tile's last number."""
+    rows, keys = case.tile
+    for declared in case.spec.inputs:
+        if declared.dtype.kind != "int" or not declared.dims or declared.dims[-1] not in ("q_len", "kv_len"):
+            continue
+        vector = case.problem.inputs[declared.name].reshape(-1, case.problem.inputs[declared.name].shape[-1])[:1].ravel()
+        for first in range(0, len(vector) - keys, keys):
+            of_tile = vector[first : first + keys].astype(np.int64)
+            changes = np.flatnonzero(np.diff(of_tile))
+            if len(changes) != 1 or (of_tile[-1] > of_tile[0]) != rises or (changes[0] + 1) * 2 // keys != half:
+                continue
+            later = -(-(first + keys) // rows) * rows
+            if later + rows <= len(vector) and (vector[later : later + rows] == of_tile[-1]).all():
+                return True
+    return False
+
+
+IN_A_TILE = tuple(
+    Circumstance(
+        f"{word}_in_{part}_half",
+        f"a captured vector that {words} once, in the {part} half of a tile, and a later block of its last number alone",
+        lambda plan: bool(plan.bounds.spans) and visits_keys(plan),
+        lambda case, word=word, half=half: not case.is_empty and _changes_in_a_tile(case, word == "rise", half),  # type: ignore[misc]
+        "no range of a tile is of integers along a sequence",
+    )
+    for half, part in enumerate(("first", "second"))
+    for word, words in (("rise", "rises"), ("fall", "falls"))
+)
+
 OWN = (
+    Circumstance(
+        "empty_word",
+        "a block of rows that visits none of 32 tiles of keys, or none of the rest of 32, and a later one",
+        lambda plan: plan.bounds.per_tile and visits_keys(plan) and not plan.wanted,
+        lambda case: any(map(_passes_a_word, case.row_blocks)),
+        "each block visits a tile of each 32, or none after them",
+    ),
     Circumstance(
         "second_work_tile",
         "a block that takes a second work tile, and a third",
@@ -429,6 +488,27 @@ def _has_idle(tiles: Any) -> bool:
 
 # --- values
 
+
+def is_broadcast(spec: AttentionSpec) -> bool:
+    """Whether a captured tensor may have one element along a dimension that has several."""
+    return any(dim in broadcast_dims(spec) for declared in spec.inputs for dim in declared.dims)
+
+
+ONE_ELEMENT = Circumstance(
+    "broadcast",
+    "a captured tensor with one element for all batches or heads",
+    lambda plan: is_broadcast(plan.facts.spec),
+    lambda case: (
+        not case.is_empty
+        and any(
+            size == 1 and case.sizes[str(dim)] > 1
+            for declared in case.spec.inputs
+            for dim, size in zip(declared.dims, case.problem.inputs[declared.name].shape, strict=True)
+            if dim in broadcast_dims(case.spec)
+        )
+    ),
+)
+
 ORDERS: dict[Scores, str] = {"falling": "fall", "rising": "rise"}
 
 
@@ -482,7 +562,7 @@ OVERFLOWS = Circumstance(
 )
 HUGE = Circumstance(
     "huge_scores",
-    "rows whose largest score exceeds 2^16, beside others",
+    "rows whose largest score exceeds 2^27, beside others",
     lambda plan: plan.facts.spec.normalize == "softmax" and plan.facts.shift is None,
     lambda case: (
         not case.is_empty
@@ -506,6 +586,13 @@ POSITIVE = Circumstance(
     lambda case: not case.is_empty and _fills_a_tile(case) and _is_above_0(case) and _rises(case, both=False),
     scores="positive",
 )
+MIXED = Circumstance(
+    "mixed_scores",
+    "rows whose scores are all negative, and rows whose scores are all positive, of one thread",
+    rescales,
+    lambda case: not case.is_empty and _fills_a_tile(case) and _is_mixed_in_pairs(case) and _rises(case, both=False),
+    scores="mixed",
+)
 FALLING, RISING = (
     Circumstance(
         f"{order}_scores",
@@ -523,14 +610,73 @@ def _is_above_0(case: Case) -> bool:
     return bool((scores[np.isfinite(scores)] > 0).all())
 
 
+def _is_mixed_in_pairs(case: Case) -> bool:
+    """Whether of two rows that a thread of a fragment has, 8 apart, the first or the second has negative scores alone."""
+    whole = len(case.row_maxima) // 16 * 16
+    first, second = np.moveaxis(case.row_maxima[:whole].reshape(-1, 2, 8), 1, 0)
+    return bool(((first < 0) & (second > 0)).any() and ((first > 0) & (second < 0)).any())
+
+
+def _has_low_ends(case: Case) -> bool:
+    """Whether the last block of rows and the last tile of keys are not full, and scores are so far below 0 that exp(0 - lse)
+    overflows."""
+    ragged = not case.is_empty and all(case.sizes[name] % n for name, n in zip(("q_len", "kv_len"), case.tile, strict=True))
+    return ragged and bool((case.row_maxima < -OVERFLOW).all() and np.isfinite(case.row_maxima[-1]))
+
+
+def _reads_lse(plan: Plan) -> bool:
+    return "lse" in plan.saved and _tiled(plan)
+
+
+LOW_ENDS = Circumstance(
+    "low_ends",
+    "a last block of rows and a last tile of keys that are not full, of scores whose exponentials are 0",
+    _reads_lse,
+    _has_low_ends,
+    scores="negative",
+)
+LOW_PAST_KEYS = Circumstance(
+    "low_past_keys",
+    "a block of rows after the last key, whose scores have exponentials of 0, and a last tile that keys do not fill",
+    _reads_lse,
+    lambda case: _has_low_ends(case) and case.sizes["q_len"] >= case.sizes["kv_len"] + case.tile[0],
+    scores="negative",
+)
+
+
+def _reads_around_infinities(plan: Plan) -> bool:
+    """Whether kernels skip numbers that are not finite, one by one, where a weight is 0."""
+    spec = plan.facts.spec
+    usual = spec.normalize == "softmax" and spec.dropout is None
+    return "v" in plan.wanted and usual and _tiled(plan) and not plan.schedule.is_warp_specialized
+
+
+INFINITE_DOUT = Circumstance(
+    "infinite_dout",
+    "an element of dO that is not finite, of a row with more than 8 keys, all of whose weights are not 0",
+    _reads_around_infinities,
+    lambda case: case.spoils_dout and _has_weights(case),
+)
+
+
+def _has_weights(case: Case) -> bool:
+    """Whether the last row has more than 8 keys, and no key's weight is 0 in 16 bits."""
+    last = case.first_scores[-1:] if not case.is_empty else np.empty((1, 0))
+    finite = last[np.isfinite(last)]
+    return (
+        finite.size > 8 and len(finite) == int(case.allowed(0, 0)[-1].sum()) and float(finite.max() - finite.min()) < MOST_APART
+    )
+
+
 JOINS = Circumstance(
     "joined_splits", "a row whose keys lie in several splits, which are joined", _decode, _joins, by_values=True
 )
 
 TABLE: tuple[Circumstance, ...] = (
     *(*SIZES, *ROWS_AND_KEYS, *CLASSES.values()),
-    *(*OF_ROWS, *OF_KEYS, *OWN, *LAYOUTS),
-    *(RISES, OVERFLOWS, HUGE, NEGATIVE, POSITIVE, FALLING, RISING, JOINS),
+    *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *OWN, *LAYOUTS),
+    *(RISES, OVERFLOWS, HUGE, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, JOINS),
+    *(ONE_ELEMENT, LOW_ENDS, LOW_PAST_KEYS, INFINITE_DOUT),
 )
 BY_NAME: Mapping[str, Circumstance] = {one.name: one for one in TABLE}
 
@@ -550,7 +696,10 @@ def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[
         inside = {name: maximum(ZERO, minimum(KEYS.length, getattr(bounds, name))) for name in ("begin", "end")}
         moved = replace(bounds, **inside)  # type: ignore[arg-type]
         for (b, h), mask in allowed.items():
-            kinds = case.kinds(b, h, moved)
+            try:
+                kinds = case.kinds(b, h, moved)
+            except IndexError:  # it reads another tile than there are
+                continue
             each = np.repeat(np.repeat(kinds, min(rows, case.plan.tile_rows), 0), keys, 1)[:q_len, :kv_len]
             computed = (each == FULL) | (each == PARTIAL) & mask
             if (computed != mask).any():
@@ -561,7 +710,8 @@ CLOSED_FORMS = ("begin", "end", "full_begin", "full_end")
 
 
 def changed_bounds(bounds: MaskBounds) -> Iterator[tuple[str, MaskBounds]]:
-    """Each bound as one of its operands, one more and one less, and at the ends of the keys; tests per tile always true."""
+    """Each bound as one of its operands, one more and one less, and at the ends of the keys; tests per tile always true, or
+    without an operand."""
     for name in CLOSED_FORMS:
         form = getattr(bounds, name)
         if form is None:
@@ -573,11 +723,15 @@ def changed_bounds(bounds: MaskBounds) -> Iterator[tuple[str, MaskBounds]]:
     if bounds.per_tile:
         for name, value in (("may", FALSE), ("must", TRUE)):
             yield f"{name} always {value}", replace(bounds, **{name: value})  # type: ignore[arg-type]
+        for name in ("may", "must"):
+            for other in dict.fromkeys(_operands(getattr(bounds, name), ("and", "or", "min", "max"))):
+                yield f"{name} as {other}", replace(bounds, **{name: other})  # type: ignore[arg-type]
 
 
-def _operands(form: Expr) -> Iterator[Expr]:
+def _operands(form: Expr, of: Container[str] | None = None) -> Iterator[Expr]:
+    """`form` with one of its operators, or one of those `of` these names, replaced by an operand."""
     for node in walk(form):
-        if isinstance(node, Apply):
+        if isinstance(node, Apply) and (of is None or node.op in of):
             for operand in node.args:
                 if operand.type is node.type:
                     swapped: dict[Expr, Expr] = {node: operand}

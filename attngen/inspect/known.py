@@ -48,7 +48,7 @@ class Trial:
     """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If
     `multiprocessors` is not 0, the emulated device has as many: persistent blocks, and blocks over which keys are split. With
     `sections`, few heads are numbered together (`attngen.plan.heads_in_l2`). `laid_out` is an array by its name, and its layout
-    (`stored.with_layout`)."""
+    (`stored.with_layout`). If it `spoils_dout`, an element of dO is NaN."""
 
     shape: Shape
     params: Mapping[str, int | float]
@@ -58,6 +58,12 @@ class Trial:
     multiprocessors: int = field(default=0, compare=False)
     sections: bool = field(default=False, compare=False)
     laid_out: tuple[str, Layout] | None = field(default=None, compare=False)
+    spoils_dout: bool = False
+
+    @property
+    def setting(self) -> tuple[int, bool, tuple[str, Layout] | None, bool]:
+        """What a `Case` says of it beside its sizes and values."""
+        return self.multiprocessors, self.sections, self.laid_out, self.spoils_dout
 
     def problem(self, spec: AttentionSpec) -> Sample:
         return sample(spec, self.shape, self.seed, self.draw)
@@ -72,6 +78,7 @@ class Trial:
         parts += ["strides of its own for each array"] if self.apart else []
         parts += [f"{LAYOUTS[self.laid_out[1]]} of {self.laid_out[0]}"] if self.laid_out else []
         parts += ["few heads numbered together"] if self.sections else []
+        parts += ["NaN in one element of dO"] if self.spoils_dout else []
         parts += [f"{self.draw.scores} scores"] if self.draw.scores != "random" else []
         parts += [f"a device of {counted(self.multiprocessors, 'multiprocessor')}"] if self.multiprocessors else []
         return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")
@@ -129,7 +136,12 @@ class Known:
 
     @property
     def loss(self) -> Loss:
-        return sample_loss(self.spec, self.sample, self.trial.seed)
+        loss = sample_loss(self.spec, self.sample, self.trial.seed)
+        if not self.trial.spoils_dout:
+            return loss
+        place = np.zeros(loss.dout.shape, bool)
+        place[..., -1, 0] = True  # a column of the last row
+        return replace(loss, dout=_with_nan(loss.dout, place, self.spec))
 
     def gradients(self, plan: Plan) -> GradientTruth:
         """The gradients that `plan` computes, and their bounds."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.aimed import BEYOND, Aim, aims
@@ -30,6 +30,7 @@ from attngen.plan import Plan
 from attngen.reference.alternatives import MAX_ALTERNATIVES, Alternative, alternatives
 from attngen.reference.free_sizes import with_free_sizes
 from attngen.reference.problems import Draw, Shape
+from attngen.reference.problems import Scores as FarApart
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const, Type, walk
 
@@ -43,13 +44,7 @@ FEW_KEYS = 9
 OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 STEEP = (64.0, 8.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
-FAR_APART: tuple[Literal["huge", "negative", "positive", "falling", "rising"], ...] = (
-    "huge",
-    "negative",
-    "positive",
-    "falling",
-    "rising",
-)
+FAR_APART: tuple[FarApart, ...] = get_args(FarApart)
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
 FIXED = "the lengths are fixed: with others, more can happen to a block, which is not checked"
 
@@ -190,7 +185,7 @@ class _Search:
         if not self.plan.schedule.is_tiled or not self.trials or self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return
         first = self.trials[0]
-        others = [*self._by_params(first), *self._by_integers(first)]
+        others = [*self._by_params(first), *self._by_integers(first), *self._by_blocks()]
         seen: set[str] = set()
         for taken in self.trials if others else ():
             seen |= self._wrong_bounds(taken, seen)
@@ -250,18 +245,28 @@ class _Search:
         if usual is None:
             return None
         sections = aim.sections or usual.sections
-        return replace(usual, multiprocessors=aim.multiprocessors, sections=sections, laid_out=aim.laid_out)
+        return replace(
+            usual,
+            draw=replace(usual.draw, blocks=aim.blocks, broadcast=aim.broadcast),
+            multiprocessors=aim.multiprocessors,
+            sections=sections,
+            laid_out=aim.laid_out,
+            spoils_dout=aim.spoils_dout,
+        )
 
     def _take_steep(self, usual: Trial) -> None:
         for scores, draw in self._steep_draws(usual.draw):
-            if any(goal.scores == scores for goal in self.aimed):
-                self._take_cheap(replace(usual, draw=draw))
+            wanted = [goal for goal in self.aimed if goal.scores == scores]
+            trial = replace(usual, draw=draw)
+            if wanted and any(goal.occurs(self._case(trial)) for goal in wanted):
+                self._take_cheap(trial)
 
     def _steep_draws(self, usual: Draw) -> Iterator[tuple[Scores, Draw]]:
         for magnitude in STEEP:
             yield "steep", replace(usual, magnitude=magnitude, integers="two documents")
+            yield "steep", replace(usual, magnitude=magnitude, integers="one document")
         for scores in FAR_APART:
-            yield scores, replace(usual, scores=scores)
+            yield scores, replace(usual, integers="one document", scores=scores)
 
     def _take_varied(self, usual: Trial) -> None:
         for variants in (self._by_params, self._by_extremes, self._by_integers):
@@ -287,11 +292,10 @@ class _Search:
 
     def _case(self, trial: Trial) -> Case:
         known = self.problems.known(trial)
-        setting = (trial.multiprocessors, trial.sections, trial.laid_out)
-        key = (id(known), *setting)
+        key = (id(known), *trial.setting)
         if key not in self._cases:
             sizes = trial.shape.sizes(self.spec)
-            case = Case(self.spec, self.plan, self.tile, sizes, trial.params, known.sample, *setting)
+            case = Case(self.spec, self.plan, self.tile, sizes, trial.params, known.sample, *trial.setting)
             self._cases[key] = (known, case)
         return self._cases[key][1]
 
@@ -383,6 +387,21 @@ class _Search:
             for step in range(4):
                 for integers in ("two documents", "positions"):
                     yield replace(trial, seed=self.fixed.seed + step, draw=replace(trial.draw, integers=integers))
+
+    def _by_blocks(self) -> Iterator[Trial]:
+        """Documents that end where tiles end, and others."""
+        if not self.plan.bounds.per_tile or all(i.dtype.kind != "int" for i in self.spec.inputs):
+            return
+        (rows, keys), length = self.tile, 2 * max(self.tile)
+        if (usual := self._possible(self._shape(1, length, length))) is None:
+            return
+        for blocks in (
+            (keys, 0),
+            (rows, 0),
+            (rows, keys),
+        ):
+            for sign in (1, -1):
+                yield replace(usual, draw=replace(usual.draw, blocks=(sign * blocks[0], blocks[1])))
 
     def _by_magnitude(self, trial: Trial) -> Iterator[Trial]:
         if any(isinstance(goal, Alternative) and goal.keyword != "mask" for goal in self.left):

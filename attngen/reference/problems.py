@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -47,43 +46,56 @@ class Sample:
     inputs: dict[str, Array]
 
 
+Scores = Literal["huge", "negative", "positive", "mixed", "falling", "rising"]
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """The distribution of a problem's values.
 
     `magnitude` multiplies Q, and so the scores. `integers` along a sequence are sorted identifiers of documents, of two
-    documents, or positions in any order; with "least" all integers are 0, 1 and the number of keys in turn, with "largest"
-    they begin with the number of keys. Booleans over keys are
-    true for `tile` (rows, keys) and false for the keys after it, so that tiles of every class occur; if it `hides_rows`, they
-    are false for a tile's rows after the first ones, and for each third row. `scores` other than random ones are exact, and far
-    from each other: "huge" ones of every second row are of the order of 2^18, "negative" and "positive" ones are all so;
-    "falling" and "rising" ones are negative, and fall or rise from key to key.
+    documents or of one, or positions in any order; with "least" all integers are 0, 1 and the number of keys in turn, with
+    "largest" they begin with the number of keys. Booleans over keys are true for `tile` (rows, keys) and false for the keys
+    after it, so that tiles of every class occur; if it `hides_rows`, they are false for a tile's rows after the first ones,
+    and for each third row. `scores` other than random ones are exact, and far from each other: "huge" ones of every second
+    row are of the order of 2^28 or more, "negative" and "positive" ones are all so, and of "mixed" ones those of a row, each
+    second eight rows; the largest of a row may then be anywhere. "falling" and "rising" ones are negative, and fall or rise
+    from key to key. With `blocks`, integers along a sequence are the numbers of blocks of so many elements, the first one of
+    so many fewer; they fall if the length is negative. If they are `broadcast`, captured tensors have one element along batch
+    and heads.
     """
 
     magnitude: float = 1.0
-    integers: Literal["documents", "two documents", "positions", "least", "largest"] = "documents"
+    integers: Literal["documents", "two documents", "one document", "positions", "least", "largest"] = "documents"
     tile: tuple[int, int] | None = None
     hides_rows: bool = False
-    scores: Literal["random", "huge", "negative", "positive", "falling", "rising"] = "random"
+    scores: Literal["random", Scores] = "random"
+    blocks: tuple[int, int] | None = None
+    broadcast: bool = False
 
 
 USUAL = Draw()
-HUGE, MIDDLE = 2.0**15, 256.0  # factors of scores, exact in each element type
 
 
-def _row_factors(scores: str, rows: Array) -> Array:
-    if scores == "huge":
-        return np.where(rows % 2 == 0, HUGE, 1.0)
-    return np.full(rows.shape, MIDDLE if scores == "positive" else -MIDDLE)
+# Factors of scores, exact in each element type. Keys have factors from 5 to 255: a row's scores are no smaller than 5 * MIDDLE
+MIDDLE, HUGE, SMALL, HUGE_KEY = 2.0**9, 2.0**15, 2.0**-14, 2.0**8
 
 
-def _key_factors(scores: str, keys: Array) -> Array:
-    """From 1 to 251; if scores are in no order, the largest of a tile may be anywhere."""
+def _far_apart(spec: AttentionSpec, scores: Scores, q: Array, k: Array) -> None:
+    """Fills Q and K [batch, heads, length, head_dim]: a row has one column that is not 0, another than the rows around it; if
+    its scores are huge, it has all. A rotation leaves the last column almost as it is."""
+    q[...], k[...] = 0.0, 0.0
+    rows, keys = np.arange(q.shape[2]), np.arange(k.shape[2])[:, None]
+    columns = np.arange(spec.head_dim) if spec.rotary is None else np.array([spec.head_dim - 1])
     steps = keys // 2 % 251
-    return 1.0 + {"falling": steps, "rising": 250 - steps}.get(scores, (100 + 37 * keys) % 251)
-
-
-Factors = Callable[[str, Array], Array]  # of each row: the only column of Q and K that is not 0
+    order = {"falling": steps, "rising": 250 - steps, "huge": (100 + 37 * keys) % 251}
+    k[..., columns] = 5.0 + order.get(scores, (100 + 37 * (keys + columns)) % 251)
+    if scores == "huge":
+        k *= HUGE_KEY
+        q[..., columns] = np.where(rows % 2 == 0, HUGE, SMALL)[:, None]
+        return
+    is_positive = (rows + 8) // 16 % 2 == 0 if scores == "mixed" else np.full(rows.shape, scores == "positive")
+    q[..., rows, columns[rows % len(columns)]] = np.where(is_positive, MIDDLE, -MIDDLE)
 
 
 def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL) -> Sample:
@@ -91,16 +103,14 @@ def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL)
     rng = np.random.default_rng(seed)
     sizes = shape.sizes(spec)
 
-    def randn(heads: str, length: str, head_dim: int, magnitude: float = 1.0, factors: Factors | None = None) -> Array:
-        values = rng.standard_normal((sizes["batch"], sizes[heads], sizes[length], head_dim), dtype=np.float32)
-        if draw.scores != "random" and factors is not None:
-            values[...] = 0.0
-            values[..., 0] = factors(draw.scores, np.arange(sizes[length]))
-        return round_to_storage(values * np.float32(magnitude), spec.dtype)
+    def randn(heads: str, length: str, head_dim: int) -> Array:
+        return rng.standard_normal((sizes["batch"], sizes[heads], sizes[length], head_dim), dtype=np.float32)
 
-    q = randn("q_heads", "q_len", spec.head_dim, draw.magnitude, _row_factors)
-    k = randn("kv_heads", "kv_len", spec.head_dim, factors=_key_factors)
+    q, k = randn("q_heads", "q_len", spec.head_dim), randn("kv_heads", "kv_len", spec.head_dim)
     v = randn("kv_heads", "kv_len", spec.head_dim_v)
+    if draw.scores != "random":
+        _far_apart(spec, draw.scores, q, k)
+    q, k, v = (round_to_storage(x, spec.dtype) for x in (q * np.float32(draw.magnitude), k, v))
     return Sample(q, k, v, _inputs(spec, sizes, rng, draw))
 
 
@@ -122,7 +132,18 @@ def sample_inputs(spec: AttentionSpec, shape: Shape) -> dict[str, Array]:
 
 
 def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> dict[str, Array]:
-    return {i.name: _values(spec, i, sizes, rng, draw) for i in spec.inputs}
+    found = {i.name: _values(spec, i, sizes, rng, draw) for i in spec.inputs}
+    if not draw.broadcast:
+        return found
+    free = broadcast_dims(spec)
+    one = {i.name: tuple(slice(1) if dim in free else slice(None) for dim in i.dims) for i in spec.inputs}
+    return {name: array[one[name]] for name, array in found.items()}
+
+
+def broadcast_dims(spec: AttentionSpec) -> tuple[str, ...]:
+    """The dimensions along which captured tensors may have one element of several, of batch and heads: not those whose size the
+    spec states."""
+    return ("batch", "q_heads", "kv_heads") if spec.q_heads is None else ("batch",)
 
 
 def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> Array:
@@ -155,6 +176,12 @@ def _table(rotary: Rotary, name: str, shape: tuple[int, ...]) -> Array:
 
 
 def _along_sequence(shape: tuple[int, ...], kv_len: int, rng: np.random.Generator, draw: Draw) -> Array:
+    if draw.blocks is not None:
+        length, missing = draw.blocks
+        numbers = (np.arange(shape[-1]) + missing) // abs(length)
+        return np.broadcast_to(numbers if length > 0 else numbers.max(initial=0) - numbers, shape)
+    if draw.integers == "one document":
+        return np.zeros(shape, np.int64)
     if draw.integers == "positions":
         return rng.integers(0, kv_len + 1, shape)
     if draw.integers == "two documents":

@@ -18,8 +18,8 @@ _CONSTANT = re.compile(r"constexpr int (\w+) = ([^;]+);")
 @dataclass(frozen=True, slots=True)
 class WithoutEffect:
     """`what`: statements and how they are changed, as `Removal.describe` says it. If the file has the statement elsewhere too:
-    `line` is a part of its line, `within` the function that it is in, `behind` a part of the three lines before. `proof`: a
-    condition of the file's constants, as text of Python, or "file:" and a text that the file contains."""
+    `line` is a part of its line, `within` how the name of its function ends, `behind` a part of the three lines before.
+    `proof`: a condition of the file's constants, as text of Python, or "file:" and a text that the file contains."""
 
     files: Sequence[str]
     what: Sequence[str]
@@ -35,7 +35,7 @@ class WithoutEffect:
         before, line = removal.lines(emitted.text)
         return (
             self.line in line
-            and self.within in ("", emitted.function_of(removal))
+            and emitted.function_of(removal).endswith(self.within)
             and re.sub(r"\s+", " ", self.behind) in re.sub(r"\s+", " ", before)
         )
 
@@ -89,7 +89,8 @@ STREAMED_BY_HALVES = (
 SIMT = ("cross_attention_fused.cu",)
 TILED = ("gpt2_tiled.cu", "cross_attention_tiled.cu")
 NAIVE = ("gpt2_naive.cu", "cross_attention_naive.cu")
-NAIVE_BACKWARD = ("gpt2_naive_backward.cu",)
+NAIVE_BACKWARD = ("gpt2_naive_backward.cu", "alibi_naive_backward.cu")
+TILED_BACKWARD = ("gpt2_tiled_backward.cu",)
 SIMT_BACKWARD = ("cross_attention_fused_backward.cu",)
 MMA_BACKWARD = ("gpt2_fused_backward.cu",)
 
@@ -129,6 +130,19 @@ OF_OTHER_SIZES = (
         ("min(rows, ROWS): the first operand", "r < ROWS: always true"),
         "the rows of each slice are a multiple of those that the block fetches at once",
         proof="BLOCK_Q % (THREADS * 4 // SLICE) == BLOCK_KV % (THREADS * 4 // SLICE) == SLICE % (THREADS * 4 // BLOCK_DV) == 0",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("min(rows, ROWS): the first operand", "r < ROWS: always true"),
+        "the rows of each slice are a multiple of those that the block fetches at once",
+        proof="all(rows % (THREADS * 4 // width) == 0 for rows, width in ((BLOCK_Q, SLICE), (BLOCK_KV, SLICE), "
+        "(SLICE, BLOCK_D), (SLICE, BLOCK_KV)))",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("my_column<WIDTH>() < columns: always true", "d < HEAD_DIM: always true", "d < HEAD_DIM_V: always true"),
+        "the columns of Q, K, V and dO are a multiple of those of a block",
+        proof="HEAD_DIM % BLOCK_D == HEAD_DIM_V % BLOCK_D == 0",
     ),
     WithoutEffect(
         TILED,
@@ -249,6 +263,82 @@ OF_TILES = (
     ),
 )
 
+# --- forwards by mma.sync that find the kind of each tile
+PREFIX, DOCUMENTS = "prefix_lm_fused.cu", "packed_documents_fused.cu"
+OWN_KEY = "each row sees its own key: there are no fewer keys than rows, since the mask reads an element of each row"
+OF_TILE_KINDS = (
+    WithoutEffect(
+        (PREFIX,),
+        tuple(f"min(kv_len, max(prefix_length_at(in, b_idx), q_hi + 1)): the {n} operand" for n in ("first", "second")),
+        MORE_TILES,
+    ),
+    WithoutEffect((PREFIX,), ("kv_hi < t0: never true", "kv_hi <= q_lo: never true"), f"fewer tiles are full: {ALL_PARTIAL}"),
+    WithoutEffect((DOCUMENTS,), tuple(f"min(q_hi + 1, kv_len): the {n} operand" for n in ("first", "second")), MORE_TILES),
+    WithoutEffect(
+        (DOCUMENTS,),
+        ("min(t0 + 1, q_hi / 64): the second operand",),
+        "the last row of a block lies in the second of its two tiles, or before",
+        proof="BLOCK_Q == 2 * BLOCK_KV",
+    ),
+    WithoutEffect(
+        (DOCUMENTS,),
+        (
+            "kv_lo <= q_hi: always true",
+            "(t4 <= t5 && t6 <= t9): always true",
+            "t4 <= t5: always true",
+            "t6 <= t9: always true",
+        ),
+        MORE_TILES,
+    ),
+    WithoutEffect(
+        (DOCUMENTS,),
+        ("min((tile + 1) * BLOCK_KV, kv_len): the second operand",),
+        f"the range of a tile holds the elements of later ones too: {MORE_TILES}, and fewer tiles are full",
+        line="i += 32",
+    ),
+    WithoutEffect(
+        (PREFIX, DOCUMENTS),
+        tuple(f"min((tile + 1) * BLOCK_KV, kv_len): the {n} operand" for n in ("first", "second")),
+        f"fewer tiles are full: {ALL_PARTIAL}",
+        line="kv_hi",
+    ),
+    WithoutEffect((PREFIX, DOCUMENTS), ("must: never true",), f"no tile is full: {ALL_PARTIAL}"),
+    WithoutEffect((PREFIX, DOCUMENTS), ("may: always true",), MORE_TILES),
+    WithoutEffect(
+        (PREFIX, DOCUMENTS),
+        tuple(f"min(q_lo + BLOCK_Q, q_len): the {n} operand" for n in ("first", "second")),
+        MORE_TILES,
+    ),
+    WithoutEffect(
+        (PREFIX, DOCUMENTS), ("min((work_tile_smem->q_block + 1) * BLOCK_Q, q_len): the second operand",), MORE_TILES
+    ),
+    WithoutEffect((PREFIX,), ("min((work_tile_smem->q_block + 1) * BLOCK_Q, q_len): the first operand",), MORE_TILES),
+    WithoutEffect(
+        (PREFIX, DOCUMENTS),
+        ("mine >= tile_begin: always true",),
+        "ranges begin at key 0",
+        proof="file:        0,  // begin",
+    ),
+    WithoutEffect((PREFIX,), ("mine < tile_end: always true",), "the loop over tiles ends at tile_end itself"),
+    WithoutEffect((PREFIX,), ("later != 0: always true",), "no tile before tile_end is empty"),
+    WithoutEffect((PREFIX, DOCUMENTS), ("(full[tile % THREADS / 32] >> tile % 32 & 1) == 0: always true",), ALL_PARTIAL),
+    WithoutEffect(
+        (DOCUMENTS,),
+        ("thread_index() < BLOCK_KV: always true",),
+        "the other threads read an element that they do not pass on",
+        behind="int my_document_of_k = 0;",
+    ),
+    WithoutEffect((DOCUMENTS,), ("kv_idx >= kv_len: never true",), f"the mask forbids keys after the row's own: {OWN_KEY}"),
+    WithoutEffect(
+        (DOCUMENTS,),
+        ("__syncthreads();: left out",),
+        f"each block visits a tile: {OWN_KEY}",
+        line="if no tile was visited, Q may not have arrived",
+    ),
+    WithoutEffect((DOCUMENTS,), ("row_sum == 0.0f: never true",), OWN_KEY),
+    WithoutEffect((PREFIX,), ("new_max == -INF: never true",), HAS_A_KEY),
+)
+
 # --- backwards of mma.sync
 OF_MMA_BACKWARD = (
     WithoutEffect(
@@ -328,6 +418,91 @@ OF_MMA_BACKWARD = (
 )
 
 # --- rows without keys
+OF_TILED_BACKWARD = (
+    WithoutEffect(TILED_BACKWARD, ("min(kv_len, q_hi + 1): the first operand",), MORE_TILES),
+    *(
+        WithoutEffect(
+            TILED_BACKWARD,
+            (
+                "min(q_lo + BLOCK_Q, q_len): the first operand",
+                "min(q_lo + BLOCK_Q, q_len): the second operand",
+                "tile >= tile_end: never true",
+            ),
+            f"{MORE_TILES}; nobody reads them",
+            within=within,
+        )
+        for within in ("_backward_scores", "_backward_weight_gradients")
+    ),
+    *(
+        WithoutEffect(
+            TILED_BACKWARD,
+            ("min(q_lo + BLOCK_Q, q_len): the first operand",),
+            "the last row of a whole block ends in the same tile as its first row",
+            within=within,
+            proof="BLOCK_KV % BLOCK_Q == 0",
+        )
+        for within in ("_softmax", "_delta", "_score_gradients", "_dq", "_dk", "_dv")
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("tile < range.begin / BLOCK_KV: never true",),
+        "ranges begin at key 0",
+        proof="file:        0,  // begin",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("tile < full_tile_begin: never true",),
+        "full ranges begin at key 0",
+        proof="file:        0,  // full_begin",
+    ),
+    WithoutEffect(TILED_BACKWARD, ("partial: always true",), ALL_PARTIAL),
+    WithoutEffect(
+        TILED_BACKWARD,
+        (
+            "tile >= full_tile_end: never true",
+            "partial: never true",
+            "mask(q_idx, kv_idx): always true",
+            "kv_idx >= kv_len: never true",
+            "!allowed: never true",
+        ),
+        "whoever reads dP skips pairs without weight",
+        within="_backward_weight_gradients",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("p.at[e] != 0.0f: always true", "P[pair] != 0.0f: always true"),
+        f"dP of a pair that the mask excludes is 0 already; {HIDES_NO_ROW}",
+    ),
+    *(WithoutEffect(TILED_BACKWARD, ("w[r] != 0.0f: always true",), HIDES_NO_ROW, within=within) for within in ("_dk", "_dv")),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("s.at[e] == -INF: never true",),
+        "the exponential of -inf is 0 too: no row with keys has an infinite maximum",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        ("row_max == -INF: never true", "row_sum == 0.0f: never true"),
+        "only if there are no keys does a row have none, and then nothing is divided",
+    ),
+    WithoutEffect(
+        TILED_BACKWARD, ("q_block < q_blocks: one later",), "a block more, of no rows: zeros arrive for rows past the last one"
+    ),
+    WithoutEffect(
+        TILED_BACKWARD, ("begin + SLICE < BLOCK_Q: always true",), "a slice more is fetched, and replaced before it is stored"
+    ),
+    WithoutEffect(
+        TILED_BACKWARD,
+        (
+            "vectors: never true",
+            *(
+                f"has_vectors({name}, {of}_stride_b, {of}_stride_h, {of}_stride_s, {of}_stride_d): never true"
+                for name, of in (("Q", "q"), ("K", "k"), ("V", "v"), ("dO", "do"))
+            ),
+        ),
+        "elements are read one by one",
+    ),
+)
+
 OF_ROWS = (
     WithoutEffect(
         (*NAIVE, *NAIVE_BACKWARD, "gpt2_tiled.cu"),
@@ -345,6 +520,20 @@ OF_ROWS = (
 )
 
 OF_NAIVE_BACKWARD = (
+    WithoutEffect(
+        ("alibi_naive_backward.cu",),
+        ("d_slopes_size_0 == 1: never true",),
+        "the index of an only element is 0",
+        line="h_begin",
+    ),
+    WithoutEffect(
+        ("alibi_naive_backward.cu",),
+        ("min(i0 + 1, q_heads): the first operand",),
+        "slopes have an element for each head, or one, and no other",
+    ),
+    WithoutEffect(
+        ("alibi_naive_backward.cu",), ("gradient == 0.0f: never true",), "0 is added: the factor of a slope, k - q, is finite"
+    ),
     WithoutEffect(
         NAIVE_BACKWARD,
         ("p_row[k] != 0.0f: always true", "p == 0.0f: never true"),
@@ -375,6 +564,18 @@ OF_SIMT_BACKWARD = (
         proof="file:with S = s\n",
     ),
     WithoutEffect(
+        SIMT_BACKWARD,
+        ("kv_lo + BLOCK_KV > kv_len: never true", "kv_idx >= kv_len: never true"),
+        "each key has sums of its own, and those of keys past the last one are not stored",
+        within="cross_attention_backward_dk_dv",
+    ),
+    WithoutEffect(
+        SIMT_BACKWARD,
+        ("q_lo + BLOCK_Q > q_len: never true", "q_idx >= q_len: never true"),
+        "each row has a sum of its own, and those of rows past the last one are not stored",
+        within="cross_attention_backward_dq",
+    ),
+    WithoutEffect(
         SIMT_BACKWARD, ("tile < tile_end: one later",), f"one tile more: {MORE_TILES}", within="cross_attention_backward_dq"
     ),
 )
@@ -401,13 +602,13 @@ OF_WORK = (
         NAIVE_BACKWARD,
         ("row[k] == -INF: never true",),
         "the exponential of -inf is 0 too: no row with keys has an infinite maximum",
-        within="gpt2_backward_softmax",
+        within="_backward_softmax",
     ),
     WithoutEffect(
         NAIVE_BACKWARD,
         ("mask(q_idx, kv_idx): always true",),
         "whoever reads dP skips pairs without weight",
-        within="gpt2_backward_weight_gradients",
+        within="_backward_weight_gradients",
     ),
     WithoutEffect(NAIVE_BACKWARD, ("begin < q_len: one later",), "a slice more, of no rows: its own loop ends at the last row"),
     WithoutEffect(
@@ -423,6 +624,13 @@ OF_WORK = (
         ("gpt2_hopper.cu",),
         ("is_large(subtracted): always true", "large: always true"),
         "each tile subtracts the maximum of its rows from the scores, as if it were large",
+    ),
+    WithoutEffect(
+        ("gpt2_hopper.cu",),
+        ("is_large(subtracted): never true",),
+        "on the emulated device, which rounds S * EXPONENT_SCALE before it subtracts: the exponent of the largest score is "
+        "then exactly 0. A GPU fuses both, and 2 to the power of the rounding error overflows in the problem of huge scores",
+        proof="file:fast_exp2(S[i] * EXPONENT_SCALE - shift",
     ),
     WithoutEffect(
         (*SOFTMAX_MMA, *OTHER_MMA, "gpt2_wgmma.cu"),
@@ -489,7 +697,9 @@ OF_WORK = (
 WITHOUT_EFFECT = (
     *OF_OTHER_SIZES,
     *OF_TILES,
+    *OF_TILE_KINDS,
     *OF_MMA_BACKWARD,
+    *OF_TILED_BACKWARD,
     *OF_ROWS,
     *OF_NAIVE_BACKWARD,
     *OF_SIMT_BACKWARD,

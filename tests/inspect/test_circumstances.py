@@ -33,8 +33,7 @@ def plan_of(spec: AttentionSpec, schedule: str, wanted: tuple[str, ...] = ()) ->
 
 def case_of(spec: AttentionSpec, plan: Plan, trial: Trial) -> Case:
     tile = (plan.block_q, plan.block_kv) if plan.schedule.is_tiled else (NAIVE_TILE, NAIVE_TILE)
-    setting = (trial.multiprocessors, trial.sections, trial.laid_out)
-    return Case(spec, plan, tile, trial.shape.sizes(spec), trial.params, trial.problem(spec), *setting)
+    return Case(spec, plan, tile, trial.shape.sizes(spec), trial.params, trial.problem(spec), *trial.setting)
 
 
 def occurring(spec: AttentionSpec, plan: Plan) -> tuple[set[str], str]:

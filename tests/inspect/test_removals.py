@@ -22,7 +22,8 @@ NO_SPEC = {"append_to_pages_bf16_128_rotary_128.cu"}  # no kernel of a spec: a c
 EXPLORED = (
     "gpt2_naive.cu", "cross_attention_naive.cu", "gpt2_tiled.cu", "cross_attention_tiled.cu", "gpt2_fused.cu",
     "cross_attention_fused.cu", "alibi_fused.cu", "head_dim_80_fused.cu", "retention_fused.cu", "gpt2_wgmma.cu",
-    "gpt2_naive_backward.cu",
+    "gpt2_naive_backward.cu", "gpt2_hopper.cu", "gpt2_fused_backward.cu", "cross_attention_fused_backward.cu",
+    "prefix_lm_fused.cu", "packed_documents_fused.cu", "gpt2_tiled_backward.cu", "alibi_naive_backward.cu",
 )  # fmt: skip
 IN_QUICK = "cross_attention_fused.cu"
 OF_CONSTANTS = re.compile(r"constexpr|static_assert|\bif \([A-Z][A-Z_0-9]+\)|\([A-Z][A-Z_0-9]+ \?")
