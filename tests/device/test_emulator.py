@@ -289,7 +289,7 @@ def test_text_that_does_not_compile_shows_its_line() -> None:
 
 
 def test_what_a_kernel_takes_goes_with_it() -> None:
-    """A library has tables of its threads and their memory, which are megabytes; the last of two kernels of one text closes it."""
+    """A library has tables of threads and memory, which are megabytes; the last of two kernels of one text closes it."""
     y = np.zeros(256, np.float32)
     text = "    y[threadIdx.x] = 1.0f;"
     kernels = [run(text, np.zeros(1, np.float32), y, threads=256) for _ in range(2)]
