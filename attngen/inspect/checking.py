@@ -19,6 +19,7 @@ from attngen.device.emulated.findings import EmulationError
 from attngen.device.protocol import Device
 from attngen.emit.emitter import emit
 from attngen.inspect.backward import backward_inputs, run_backward
+from attngen.inspect.block_work import MULTIPROCESSORS
 from attngen.inspect.few_heads import is_same_code, text_for, with_few_heads
 from attngen.inspect.known import Fixed, Known, Problems, Trial
 from attngen.inspect.other_process import OtherProcess, can_fork
@@ -164,7 +165,7 @@ def check_exercised(
     for kernel in (Kernel(*one) for one in kernels):
         job = _Job(kernel, spec, plan_for(spec, *kernel), text, problems)
         if few != spec and (of_job := job.with_heads(few, of_few)) is not None:
-            job = replace(of_job, instead=None if text is None else partial(with_problems, job))
+            job = replace(of_job, instead=None if text is None else job)
         jobs.append(job)
     is_emulated = all(not job.kernel.device.name.startswith("cuda") for job in jobs)
     other = OtherProcess(partial(_of_other, jobs)) if may_fork and is_emulated and len(jobs) > 1 and can_fork() else None
@@ -183,7 +184,8 @@ Made = CompiledAttention | CompiledBackward
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A kernel that is compiled, from `text` if it is given, and run on problems; if it fails, the job `instead` decides."""
+    """A kernel that is compiled, from `text` if it is given, and run on problems. If it fails, the job `instead`, which has all
+    heads, decides on the same problems."""
 
     kernel: Kernel
     spec: AttentionSpec
@@ -191,7 +193,7 @@ class _Job:
     text: str | None
     problems: Problems
     chosen: Chosen = NOTHING_CHOSEN
-    instead: Callable[[], _Job] | None = None
+    instead: _Job | None = None
 
     def with_heads(self, few: AttentionSpec, problems: Problems) -> _Job | None:
         """The same kernel for a spec with few heads; None if more than the numbers of heads would change."""
@@ -200,6 +202,26 @@ class _Job:
         if (self.text is not None and text is None) or not is_same_code(self.spec, self.plan, few, plan):
             return None
         return _Job(self.kernel, few, plan, text, problems)
+
+    def with_all_heads(self, trials: Sequence[Trial]) -> _Job:
+        """The job `instead` on these problems of this one, with as many multiprocessors for each head: what happens to a block
+        in them happens there too."""
+        assert self.instead is not None
+        spec, few = self.instead.spec, self.spec
+        heads, kv_heads, few_heads = spec.q_heads, spec.kv_heads, few.q_heads
+        assert heads is not None
+        assert kv_heads is not None
+        assert few_heads is not None
+        times = -(-heads // few_heads)
+        trials = [
+            replace(
+                trial,
+                shape=replace(trial.shape, q_heads=heads, kv_heads=kv_heads),
+                multiprocessors=times * (trial.multiprocessors or MULTIPROCESSORS),
+            )
+            for trial in trials
+        ]
+        return replace(self.instead, chosen=replace(self.chosen, trials=tuple(trials)))
 
     def compiled(self) -> tuple[Made, float]:
         """The compiled kernel, and the seconds that it took. Raises the exceptions of compiling."""
@@ -297,7 +319,9 @@ def _results(jobs: Sequence[_Job], compiling: _Compiling, progress: Progress, ot
 
 
 def _final_result(job: _Job, compiled_by: Callable[[], tuple[Made, float]], progress: Progress) -> Checked:
-    """The result of a job; if it fails, that of the job in its place."""
+    """The result of a job; if it fails, that of the job in its place on the problems that failed, or on all if a finding of the
+    device ended it."""
+    failing = job.chosen.trials
     try:
         found = _result(job, compiled_by, progress)
     except EmulationError:
@@ -306,7 +330,8 @@ def _final_result(job: _Job, compiled_by: Callable[[], tuple[Made, float]], prog
     else:
         if job.instead is None or found.comparison.passed:
             return found
-    other = job.instead()
+        failing = tuple([t for t, tried in zip(failing, found.problems, strict=True) if not tried.comparison.passed])
+    other = job.with_all_heads(failing)
     return _result(other, other.compiled, progress)
 
 
