@@ -263,6 +263,19 @@ OF_TILES = (
     ),
 )
 
+# --- forwards by mma.sync of a window
+WINDOW = ("gpt_oss_sinks_fused.cu",)
+OF_WINDOWS = (
+    WithoutEffect(WINDOW, ("max(0, q_lo - 127): the first operand",), MORE_TILES),
+    WithoutEffect(WINDOW, tuple(f"min(q_hi + 1, kv_len): the {n} operand" for n in ("first", "second")), MORE_TILES),
+    WithoutEffect(WINDOW, ("max(0, q_hi - 127): the second operand",), "no tile begins before key 0"),
+    WithoutEffect(
+        WINDOW,
+        tuple(f"min(q_lo + BLOCK_Q, q_len): the {n} operand" for n in ("first", "second")),
+        f"{MORE_TILES}, and fewer tiles are full",
+    ),
+)
+
 # --- forwards by mma.sync that find the kind of each tile
 PREFIX, DOCUMENTS = "prefix_lm_fused.cu", "packed_documents_fused.cu"
 OWN_KEY = "each row sees its own key: there are no fewer keys than rows, since the mask reads an element of each row"
@@ -697,6 +710,7 @@ OF_WORK = (
 WITHOUT_EFFECT = (
     *OF_OTHER_SIZES,
     *OF_TILES,
+    *OF_WINDOWS,
     *OF_TILE_KINDS,
     *OF_MMA_BACKWARD,
     *OF_TILED_BACKWARD,
