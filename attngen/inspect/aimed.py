@@ -11,7 +11,7 @@ from attngen.inspect.circumstances import OF_WORD, fills_of, is_broadcast
 from attngen.inspect.known import LAYOUTS
 from attngen.plan import Plan
 from attngen.plan.split_keys import PackedTiles
-from attngen.reference.problems import Shape
+from attngen.reference.problems import Shape, captured_sinks
 from attngen.reference.stored import Layout
 from attngen.spec.attention import AttentionSpec
 
@@ -35,6 +35,7 @@ class Aim:
     spoils_dout: bool = False
     blocks: tuple[int, int] | None = None  # of `Draw`
     broadcast: bool = False
+    spoils_sinks: bool = False
 
 
 def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
@@ -94,6 +95,9 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
     rows, keys = tile
     if is_broadcast(spec):
         yield Aim(Shape(2, 4, 2, 2 * FEW, 2 * FEW), varied=False, broadcast=True)
+    if captured_sinks(spec) and not plan.wanted:
+        for kv_len in (FEW, 0):
+            yield Aim(Shape(1, 2, 1, FEW, kv_len), varied=False, spoils_sinks=True)
     if plan.wanted and plan.schedule.is_tiled:
         yield Aim(Shape(1, 1, 1, rows + 1, -(-(rows + 1) // keys) * keys))  # hidden keys in the tile of the last row
         yield Aim(Shape(1, 1, 1, (-(-(keys + 1) // rows) + 1) * rows + 1, keys + 1), varied=False, steep=True)

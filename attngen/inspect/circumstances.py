@@ -19,8 +19,9 @@ from attngen.plan.bounded_scores import RESCALE_EXPONENT
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.alternatives import Alternative
 from attngen.reference.problems import Scores as FarApart
-from attngen.reference.problems import broadcast_dims
+from attngen.reference.problems import broadcast_dims, captured_sinks
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import from_storage
 from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
 from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
 
@@ -494,6 +495,26 @@ def is_broadcast(spec: AttentionSpec) -> bool:
     return any(dim in broadcast_dims(spec) for declared in spec.inputs for dim in declared.dims)
 
 
+def _sinks(case: Case) -> Any:
+    """The sinks that captured tensors have; none of a problem without rows."""
+    found = [from_storage(case.problem.inputs[name]).ravel() for name in captured_sinks(case.spec)]
+    return np.concatenate(found) if case.sizes["q_len"] and case.sizes["batch"] else np.empty(0)
+
+
+def _captures_sinks(plan: Plan) -> bool:
+    return bool(captured_sinks(plan.facts.spec)) and not plan.wanted
+
+
+SPOILED_SINKS = (
+    Circumstance("sink_of_nan", "a sink of NaN", _captures_sinks, lambda case: bool(np.isnan(_sinks(case)).any())),
+    Circumstance(
+        "no_sink_nor_key",
+        "a sink of -inf, of rows without keys",
+        _captures_sinks,
+        lambda case: not case.sizes["kv_len"] and bool((_sinks(case) == -np.inf).any()),
+    ),
+)
+
 ONE_ELEMENT = Circumstance(
     "broadcast",
     "a captured tensor with one element for all batches or heads",
@@ -676,6 +697,7 @@ TABLE: tuple[Circumstance, ...] = (
     *(*SIZES, *ROWS_AND_KEYS, *CLASSES.values()),
     *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *OWN, *LAYOUTS),
     *(RISES, OVERFLOWS, HUGE, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, JOINS),
+    *SPOILED_SINKS,
     *(ONE_ELEMENT, LOW_ENDS, LOW_PAST_KEYS, INFINITE_DOUT),
 )
 BY_NAME: Mapping[str, Circumstance] = {one.name: one for one in TABLE}

@@ -247,7 +247,7 @@ class _Search:
         sections = aim.sections or usual.sections
         return replace(
             usual,
-            draw=replace(usual.draw, blocks=aim.blocks, broadcast=aim.broadcast),
+            draw=replace(usual.draw, blocks=aim.blocks, broadcast=aim.broadcast, spoils_sinks=aim.spoils_sinks),
             multiprocessors=aim.multiprocessors,
             sections=sections,
             laid_out=aim.laid_out,

@@ -62,7 +62,7 @@ class Draw:
     second eight rows; the largest of a row may then be anywhere. "falling" and "rising" ones are negative, and fall or rise
     from key to key. With `blocks`, integers along a sequence are the numbers of blocks of so many elements, the first one of
     so many fewer; they fall if the length is negative. If they are `broadcast`, captured tensors have one element along batch
-    and heads.
+    and heads. With `spoils_sinks`, the first of the sinks that a tensor has is NaN if there are keys, and the second -inf.
     """
 
     magnitude: float = 1.0
@@ -72,6 +72,7 @@ class Draw:
     scores: Literal["random", Scores] = "random"
     blocks: tuple[int, int] | None = None
     broadcast: bool = False
+    spoils_sinks: bool = False
 
 
 USUAL = Draw()
@@ -133,11 +134,21 @@ def sample_inputs(spec: AttentionSpec, shape: Shape) -> dict[str, Array]:
 
 def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> dict[str, Array]:
     found = {i.name: _values(spec, i, sizes, rng, draw) for i in spec.inputs}
+    for name in captured_sinks(spec) if draw.spoils_sinks else ():
+        spoiled = np.array([np.nan if sizes["kv_len"] else -np.inf, -np.inf], np.float32)
+        sinks = found[name].reshape(-1)
+        sinks[:2] = round_to_storage(spoiled[: sinks.size], spec.input(name).dtype)
     if not draw.broadcast:
         return found
     free = broadcast_dims(spec)
     one = {i.name: tuple(slice(1) if dim in free else slice(None) for dim in i.dims) for i in spec.inputs}
     return {name: array[one[name]] for name, array in found.items()}
+
+
+def captured_sinks(spec: AttentionSpec) -> tuple[str, ...]:
+    """The tensors of floats that the sink reads."""
+    read = () if spec.sink is None else inputs_in(spec.sink)
+    return tuple(i.name for i in spec.inputs if i.name in read and i.dtype.kind == "float")
 
 
 def broadcast_dims(spec: AttentionSpec) -> tuple[str, ...]:

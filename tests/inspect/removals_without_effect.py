@@ -163,7 +163,7 @@ OF_OTHER_SIZES = (
         proof="BLOCK_Q % (THREADS // (QK_WIDTH // 8)) == BLOCK_KV % (THREADS // (HEAD_DIM_V // 8)) == 0",
     ),
     WithoutEffect(
-        ("gemma_softcap_fused.cu",),
+        ("gemma_softcap_fused.cu", "mistral_window_fused.cu"),
         ("row >= STEP: never true",),
         "each thread of the block has a chunk to copy",
         proof="THREADS % (QK_WIDTH // 8) == THREADS % (HEAD_DIM_V // 8) == 0",
@@ -261,6 +261,33 @@ OF_TILES = (
         "a block of rows has no other partial tile than the first one that it visits, since tiles are square",
         proof="BLOCK_Q == BLOCK_KV",
     ),
+)
+
+# --- forwards by mma.sync of a window
+WINDOW, SIZED_WINDOW = ("gpt_oss_sinks_fused.cu",), ("mistral_window_fused.cu",)  # of 128 keys; of a param
+OF_WINDOWS = (
+    WithoutEffect(WINDOW, ("max(0, q_lo - 127): the first operand",), MORE_TILES),
+    WithoutEffect(
+        (*WINDOW, *SIZED_WINDOW), tuple(f"min(q_hi + 1, kv_len): the {n} operand" for n in ("first", "second")), MORE_TILES
+    ),
+    WithoutEffect(WINDOW, ("max(0, q_hi - 127): the second operand",), "no tile begins before key 0"),
+    WithoutEffect(
+        (*WINDOW, *SIZED_WINDOW),
+        tuple(f"min(q_lo + BLOCK_Q, q_len): the {n} operand" for n in ("first", "second")),
+        f"{MORE_TILES}, and fewer tiles are full",
+    ),
+    WithoutEffect(
+        SIZED_WINDOW,
+        ("min(max(0, q_lo - in.size + 1), kv_len): the first operand",),
+        "a block whose tiles begin past the last key visits none: they end there",
+    ),
+    WithoutEffect(SIZED_WINDOW, ("max(0, q_lo - in.size + 1): the first operand",), MORE_TILES),
+    WithoutEffect(
+        SIZED_WINDOW,
+        tuple(f"min(max(0, q_hi - in.size + 1), kv_len): the {n} operand" for n in ("first", "second")),
+        f"fewer tiles are full: {ALL_PARTIAL}",
+    ),
+    WithoutEffect(SIZED_WINDOW, ("max(0, q_hi - in.size + 1): the second operand",), "no tile begins before key 0"),
 )
 
 # --- forwards by mma.sync that find the kind of each tile
@@ -697,6 +724,7 @@ OF_WORK = (
 WITHOUT_EFFECT = (
     *OF_OTHER_SIZES,
     *OF_TILES,
+    *OF_WINDOWS,
     *OF_TILE_KINDS,
     *OF_MMA_BACKWARD,
     *OF_TILED_BACKWARD,
