@@ -94,7 +94,7 @@ def bind(kernel: Kernel, sizes: Sizes, given: Mapping[str, ArrayView], params: M
     arrays = {key: _strided(array) for key, array in given.items()}
     for tensor in program.tensors:
         if tensor.key not in arrays:
-            arrays[tensor.key] = _allocate(program, tensor, sizes, given)
+            arrays[tensor.key] = _strided(_allocate(program, tensor, sizes, given))
     tensors = {t.name: (t, arrays[t.key]) for t in program.tensors}
     launches = [_launch(entry, tensors, sizes, params) for entry in program.kernels]
     overlap = None
