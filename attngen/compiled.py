@@ -20,11 +20,9 @@ from attngen.schedules import choose, tuned_plan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 from attngen.spec.obligations import check_obligations
-from attngen.spec.scales import ScaleForm, scale_form, scale_value, with_scale_form
+from attngen.spec.scales import ScaleForm, scale_form, with_scale_form
 
 keep_compiled_templates()
-
-CONSTANT_SCALES = 4  # of a spec in a process, which get kernels of their own: 4 to 16% faster forwards (docs/experiments.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +64,11 @@ class Compiled:
     def of_scale(self, params: Mapping[str, Number]) -> Self:
         """This with the form of the spec for the scale of a call, which may be this one."""
         form = scale_form(self.spec, params) if self.by_scale else "stated"
-        if form == "positive" and self._is_faster_by_constants:
-            scale = scale_value(self.spec, params)
-            constants = [form for form in self._others if isinstance(form, float)]
-            form = scale if scale in constants or len(constants) < CONSTANT_SCALES else form
         if form == "stated":
             return self
         if form not in self._others:
             self._others[form] = self._of_form(form)
         return self._others[form]
-
-    @property
-    def _is_faster_by_constants(self) -> bool:
-        """Whether a constant scale saves time: products on tensor cores wait for exponentials in forwards, where an FFMA with a
-        constant reads a register less. Decoding waits for memory."""
-        schedule = self.plan.schedule
-        return self.plan.direction == "forward" and schedule.on_tensor_cores and not schedule.packs_heads
 
     def _of_form(self, form: ScaleForm) -> Self:
         spec = with_scale_form(self.spec, form)

@@ -15,7 +15,6 @@ from backward_parts import backwards, leaves
 from words import markdown
 
 import attngen
-from attngen import compiled
 from attngen.bench.measure import measure_bursts
 from attngen.torch import Attention
 
@@ -53,7 +52,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    compiled.CONSTANT_SCALES = 0  # else the first scale would be a constant too
     rows = []
     for kernel, backward in (("hopper", False), ("fused", False), ("hopper", True)):
         for head_dim, length in SIZES:

@@ -4,8 +4,7 @@ A scale that multiplies each score costs an operation for each pair. One that is
 K^T belongs to the key with the largest score then, and the scale joins log2(e) in the factor of exponents. Whether a scale of
 params is positive, only a call's numbers say. `clamp(scale, LEAST_SCALE, MOST_SCALE)` is positive whatever they are, and
 changes no scale within these limits. Other scales, 0 and negative ones among them, keep the form of the spec. The default, 1
-/ sqrt(head_dim), is a constant, also in calls that state it: nearly all calls have it. So are the first scales of a process
-where a constant is faster (`Compiled.of_scale`): a model has one or two, and only a search or a schedule has many.
+/ sqrt(head_dim), is a constant, also in calls that state it: nearly all calls have it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**60  # of a scale that joins the exponen
 SOFTMAX_SCALE = "softmax_scale"  # the param of a scale that an argument states
 SAME = 1e-15  # relative difference of two ways to compute the default
 
-ScaleForm = Literal["stated", "positive", "default"] | float  # a number: that constant
+ScaleForm = Literal["stated", "positive", "default"]
 FORMS: tuple[ScaleForm, ...] = ("stated", "positive", "default")
 
 
@@ -52,14 +51,8 @@ def scale_form(spec: AttentionSpec, params: Numbers) -> ScaleForm:
     return "positive" if LEAST_SCALE <= scale <= MOST_SCALE else "stated"
 
 
-def scale_value(spec: AttentionSpec, params: Numbers) -> float:
-    """The scale of a call whose form is "positive"."""
-    (scale,) = _scale_of(spec)(params)
-    return float(scale)
-
-
 def with_scale_form(spec: AttentionSpec, form: ScaleForm) -> AttentionSpec:
-    """`spec` with its scale in this form; as a constant, without params that nothing else reads."""
+    """`spec` with its scale in this form, without params that nothing else reads."""
     if form == "stated":
         return spec
     if form == "positive":
@@ -67,7 +60,7 @@ def with_scale_form(spec: AttentionSpec, form: ScaleForm) -> AttentionSpec:
     others = [e for e in (spec.mask, spec.score, spec.sink, spec.dropout) if e is not None]
     read = names_in(*others, *(spec.rotary.positions if spec.rotary is not None else ()))
     params = tuple(p for p in spec.params if p.name in read or p.name not in names_in(spec.scale))
-    return replace(spec, scale=constant(default_scale(spec.head_dim) if form == "default" else form), params=params)
+    return replace(spec, scale=constant(default_scale(spec.head_dim)), params=params)
 
 
 @lru_cache(maxsize=1024)

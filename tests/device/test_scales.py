@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 
 import attngen
-from attngen import compiled as compiled_module
-from attngen.device.emulated import EmulatedDevice
-from attngen.emit.program import Program
-from attngen.reference.compare import compare, truth
-from attngen.reference.problems import Shape, sample
+from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const
 from attngen.spec.scales import LEAST_SCALE, MOST_SCALE, default_scale, scale_form, with_scale_form
@@ -32,12 +28,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 EVERY = [(kernel, dtype, variant) for kernel in KERNELS for dtype in ("bf16", "fp16", "fp32") for variant in VARIANTS]
 NONE_OF_FP32 = ("wgmma", "hopper")
-
-
-@pytest.fixture(autouse=True)
-def _no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positive scales share a kernel from the first one on."""
-    monkeypatch.setattr(compiled_module, "CONSTANT_SCALES", 0)
 
 
 def scaled(dtype: str = "bf16", **described: Any) -> AttentionSpec:
@@ -115,26 +105,3 @@ def test_check_checks_the_kernel_of_positive_scales_too(tmp_path: Path) -> None:
     done = cli("check", str(path), "--kernel", "naive", "--forward", "--q-len", "4", "--device", "emulated", "--json")
     assert done.exit_code == 0, done.output
     assert [one["attention"] for one in json.loads(done.stdout)] == ["tempered", "tempered_positive"]
-
-
-@pytest.mark.parametrize(("kernel", "constants"), [("fused", 2), ("naive", 0)])
-def test_the_first_scales_are_constants_where_that_is_faster(
-    kernel: str, constants: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model's one or two scales have kernels of their own, any others share one."""
-    monkeypatch.setattr(compiled_module, "CONSTANT_SCALES", 2)
-    made: list[str] = []
-    compile_source = EmulatedDevice.compile
-
-    def compile_counted(device: EmulatedDevice, source: Program) -> Any:
-        made.append(source.text)
-        return compile_source(device, source)
-
-    monkeypatch.setattr(EmulatedDevice, "compile", compile_counted)
-    spec = scaled()
-    attention = attngen.compile(spec, kernel=kernel, device=EmulatedDevice(arch="sm_80"))
-    for t in (0.3, 0.5, 0.3, 0.7, 0.9, 0.5, 0.3, 1.1):
-        problem, expected = sample(spec, SHAPE), truth(spec, sample(spec, SHAPE), {"t": t})
-        assert compare(attention(problem.q, problem.k, problem.v, t=t), None, expected).passed, t
-    assert len(made) == constants + 1
-    assert sum("float t;" in text for text in made) == 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import attngen
+import attngen.torch
 from attngen import ArgumentError
 from attngen.api import compile_later
 from attngen.device.arrays import view
