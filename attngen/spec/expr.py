@@ -228,7 +228,7 @@ def walk(*roots: Expr, known: Container[Expr] = (), through: Callable[[Expr], bo
             seen.add(node)
             stack.append((node, True))
             if node.args and (through is None or through(node)):
-                stack.extend((arg, False) for arg in reversed(node.args))
+                stack.extend([(arg, False) for arg in reversed(node.args)])
 
 
 def names_in(*roots: Expr) -> frozenset[str]:
@@ -247,7 +247,7 @@ def rewrite(root: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
     for node in walk(root):
         replaced = replace(node)
         if replaced is None and node.args:
-            args = tuple(memo[a] for a in node.args)
+            args = tuple([memo[a] for a in node.args])
             if args == node.args:
                 replaced = node
             elif isinstance(node, Gather):

@@ -108,10 +108,10 @@ def apply(op: str, *args: Expr) -> Expr:
     it follows from that of the spec, whose expressions are `within_limits`.
     """
     row = TABLE[op]
-    wanted, result = row.typing(row.infix.symbol if row.infix else op, tuple(a.type for a in args))
-    args = tuple(apply("float", a) if want is FLOAT and a.type is INT else a for a, want in zip(args, wanted, strict=True))
+    wanted, result = row.typing(row.infix.symbol if row.infix else op, tuple([a.type for a in args]))
+    args = tuple([apply("float", a) if want is FLOAT and a.type is INT else a for a, want in zip(args, wanted, strict=True)])
     if all(isinstance(a, Const) for a in args):
-        folded = _fold(row, result, tuple(a.value for a in args if isinstance(a, Const)))
+        folded = _fold(row, result, tuple([a.value for a in args if isinstance(a, Const)]))
         if folded is not None:
             return folded
     if op in ("floordiv", "mod") and args[1] is ZERO:
