@@ -16,7 +16,6 @@ from hypothesis import settings
 
 from tests import tiers
 from tests.browser import find_browser
-from tests.guarded_memory import EDGES, GuardedMemory, leave
 
 # Matrices of tests are small: their products take one thread less time than several. Read when numpy and torch are loaded.
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
@@ -27,26 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     tiers.add_option(parser)
-    parser.addoption(
-        "--guarded",
-        choices=EDGES,
-        help="tests marked gpu, with the end or the beginning of every tensor at the edge of mapped memory "
-        "(tests/guarded_memory.py): after an access outside of a tensor, the test at fault and all later ones fail. CUDA "
-        "graphs cannot be captured there",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(tiers.chosen(config))
-    if edge := config.getoption("--guarded"):
-        GuardedMemory(edge, alignment=16).install()
     if os.environ.get("ATTNGEN_NEEDS_BROWSER") and find_browser() is None:
         raise pytest.UsageError("no Chromium, and ATTNGEN_NEEDS_BROWSER is set; apt-get install chromium")
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if session.config.getoption("--guarded"):
-        session.config.add_cleanup(lambda: leave(int(exitstatus)))  # after the summary
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

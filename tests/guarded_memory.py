@@ -41,12 +41,10 @@ class GuardedMemory:
     """torch's memory on the current GPU. `edge`: the side of a tensor that lies at the edge of its pages, "end" or "begin".
 
     A tensor that ends there begins where its size says: 3 numbers of 4 bytes at a multiple of 4 bytes, whole rows of Q, K and V
-    at one of 16. torch's own kernels want tensors to begin at multiples of 16 bytes: with this `alignment`, up to 15 bytes
-    beyond a tensor are mapped too.
+    at one of 16. Many of torch's own kernels do not work on such tensors; copies to and from the GPU do.
     """
 
     edge: str
-    alignment: int = 1
     allocated: int = 0  # allocations so far
     _live: dict[int, Mapped] = field(default_factory=dict)
 
@@ -83,7 +81,7 @@ class GuardedMemory:
         access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         _result(driver.cuMemSetAccess(mapped, pages, [access], 1))
         _result(driver.cuMemsetD8Async(mapped, NAN_BYTE, pages, stream or 0))
-        address = mapped if self.edge == "begin" else (mapped + pages - size) // self.alignment * self.alignment
+        address = mapped if self.edge == "begin" else mapped + pages - size
         self._live[address] = Mapped(begin, reserved, pages, handle)
         self.allocated += 1
         return address
