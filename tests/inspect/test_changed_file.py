@@ -286,3 +286,15 @@ def test_json_beside_a_file_that_is_no_manifest_says_nothing(tmp_path: Path) -> 
     path = built(tmp_path, "--kernel", "naive")
     path.with_suffix(".json").write_text('[{"attention": "gpt2", "passed": true}]')
     assert check_of(path).exit_code == 0
+
+
+def test_what_few_heads_show_is_not_lost_with_all_heads(tmp_path: Path) -> None:
+    """32 heads over 8, checked as 4 over 2 first: with all heads, keys are split as they were."""
+    text = emitted(shipped("mistral_window"), "decode").text
+    guard = "            if (weight == 0.0f) continue;  // a split that has no key has written no sums\n"
+    assert text.count(guard) == 1
+    path = tmp_path / "kernel.cu"
+    path.write_text(text.replace(guard, ""))
+    found = invoke("check", "mistral_window", "--source", str(path), "--device", "emulated")
+    assert found.exit_code != 0
+    assert "uninitialized global read in mistral_window_join" in found.output + found.stderr
