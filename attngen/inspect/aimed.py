@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from attngen.inspect.block_work import visits_keys, visits_rows
-from attngen.inspect.circumstances import OF_WORD, fills_of, is_broadcast
+from attngen.inspect.circumstances import OF_WORD, classifies_together, fills_of, is_broadcast
 from attngen.inspect.known import LAYOUTS
 from attngen.plan import Plan
 from attngen.plan.split_keys import PackedTiles
@@ -105,6 +105,10 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
     if plan.bounds.per_tile and not plan.wanted:
         length = (OF_WORD + 1) * keys
         yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(keys, 0))
+    if classifies_together(plan):
+        many = plan.threads + 1
+        yield from (Aim(Shape(1, 1, 1, FEW, many * keys + keys // 2)) for _ in range(visits_keys(plan)))
+        yield from (Aim(Shape(1, 1, 1, many * rows + rows // 2, FEW)) for _ in range(visits_rows(plan)))
     if plan.bounds.spans:  # blocks whose second one begins in the middle of a tile, before or behind that of the tile
         length = -(-2 * keys // rows) * rows + rows
         for part, sign in product((3, 5), (1, -1)):

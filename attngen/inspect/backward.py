@@ -86,8 +86,9 @@ def _run(
         return {name: from_gpu(array) for name, array in found.items()}
     given = {**arrays, **_poisoned(compiled, arrays)}
     if is_apart:
-        rows = [name for name in given if name in APART]
-        given |= zip(rows, apart([given[name] for name in rows]), strict=True)
+        captured = [declared.name for declared in compiled.spec.inputs]
+        own = {*APART, *captured, *map(gradient_argument, captured)}
+        given |= apart({name: array for name, array in given.items() if name in own})
     if laid_out:
         given[laid_out[0]] = with_layout(given[laid_out[0]], laid_out[1])
     return compiled.run({name: view(array, name) for name, array in given.items()}, dict(params))

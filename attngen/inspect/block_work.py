@@ -87,6 +87,13 @@ class Case:
     def group_size(self) -> int:
         return self.sizes["q_heads"] // max(self.sizes["kv_heads"], 1)
 
+    @property
+    def rows_of_tile(self) -> int:
+        """Query rows that visit the same tiles: those of a consumer, if it has a range of its own; of a block that packs the
+        rows of several heads, as many as it has of each."""
+        rows = min(self.tile[0], self.plan.tile_rows)
+        return max(rows // self.group_size, 1) if self.plan.schedule.packs_heads else rows
+
     @cached_property
     def heads(self) -> tuple[tuple[int, int], ...]:
         """The heads (b, h) that are looked at."""
@@ -103,13 +110,13 @@ class Case:
 
     def kinds(self, b: int, h: int, bounds: MaskBounds | None = None) -> Any:
         """The kinds of the tiles of one head, by the plan's bounds or by others: [blocks of rows, tiles of keys]."""
-        rows = min(self.tile[0], self.plan.tile_rows)  # consumers with tiles of their own begin at multiples of their rows
-        return self._classified(bounds or self.plan.bounds, (rows, self.tile[1]), b, h)
+        return self._classified(bounds or self.plan.bounds, (self.rows_of_tile, self.tile[1]), b, h)
 
     def _classified(self, bounds: MaskBounds, tile: tuple[int, int], b: int, h: int) -> Any:
         names = {**self.sizes, **self.params, "b": b, "h": h}
         with np.errstate(all="ignore"):
-            return classify_tiles(bounds, *tile, names, self._inputs)
+            of_ranges = self.plan.block_q if self.plan.schedule.packs_heads else 0
+            return classify_tiles(bounds, *tile, names, self._inputs, of_ranges=of_ranges)
 
     @cached_property
     def row_blocks(self) -> tuple[Block, ...]:

@@ -432,15 +432,15 @@ def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[A
         from attngen.inspect.gpu_memory import to_gpu
 
         arrays = {name: array if isinstance(array, int) else to_gpu(array) for name, array in arrays.items()}
-    q, k, v = (arrays.pop(n) for n in "qkv")
-    out = None if on_gpu else _poisoned(q, compiled.spec)
-    if out is not None and trial.apart:
-        q, k, v, out = apart([q, k, v, out])
-    if trial.laid_out and not on_gpu:
-        name, layout = trial.laid_out
-        q, k, v = (with_layout(array, layout) if n == name else array for n, array in zip("qkv", (q, k, v), strict=True))
-    named: dict[str, Any] = {**arrays, **trial.params}
-    result = compiled(q, k, v, out=out, **named)
+    if not on_gpu:
+        arrays["out"] = _poisoned(arrays["q"], compiled.spec)
+        if trial.apart:
+            arrays |= apart({name: arrays[name] for name in (*QKV, "out", *problem.inputs)})
+        if trial.laid_out:
+            name, layout = trial.laid_out
+            arrays[name] = with_layout(arrays[name], layout)
+    given: dict[str, Any] = {**arrays, **trial.params}
+    result = compiled(**given)
     output, lse = result if compiled.spec.lse else (result, None)
     if on_gpu:
         from attngen.inspect.gpu_memory import from_gpu

@@ -28,6 +28,7 @@ from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
 FEW_ROWS = 8  # fewer than any warp has
 MUCH = 2.0**27  # numbers of fp32 of that size are 8 or more apart: its product with log2(e) is no exponent to compute with
 OVERFLOW = 100.0  # of a score whose exponential is infinite in fp32
+NOTICED = 0.1  # a relative error of weights that no rounding hides
 MOST_APART = 10.0  # scores of a row none of whose weights is 0 in 16 bits
 ALIGNED = 8  # elements: rows of captured tensors then begin at multiples of 16 bytes
 
@@ -380,6 +381,13 @@ IN_A_TILE = tuple(
     for word, words in (("rise", "rises"), ("fall", "falls"))
 )
 
+
+def classifies_together(plan: Plan) -> bool:
+    """Whether the threads of a block classify as many tiles at once, one each."""
+    schedule = plan.schedule
+    return plan.bounds.per_tile and schedule.on_tensor_cores and not (schedule.by_tma or schedule.packs_heads)
+
+
 OWN = (
     Circumstance(
         "empty_word",
@@ -387,6 +395,22 @@ OWN = (
         lambda plan: plan.bounds.per_tile and visits_keys(plan) and not plan.wanted,
         lambda case: any(map(_passes_a_word, case.row_blocks)),
         "each block visits a tile of each 32, or none after them",
+    ),
+    Circumstance(
+        "rows_classified_again",
+        "a block of rows that visits a tile after those that its threads classify at once",
+        lambda plan: classifies_together(plan) and visits_keys(plan),
+        lambda case: any(block.visited and block.visited[-1] >= case.plan.threads for block in case.row_blocks),
+        "a block visits no such tile",
+        by_values=True,
+    ),
+    Circumstance(
+        "keys_classified_again",
+        "a block of keys that visits a tile of rows after those that its threads classify at once",
+        lambda plan: classifies_together(plan) and visits_rows(plan),
+        lambda case: any(block.visited and block.visited[-1] >= case.plan.threads for block in case.key_blocks),
+        "a block of keys visits no such tile",
+        by_values=True,
     ),
     Circumstance(
         "second_work_tile",
@@ -607,6 +631,20 @@ POSITIVE = Circumstance(
     lambda case: not case.is_empty and _fills_a_tile(case) and _is_above_0(case) and _rises(case, both=False),
     scores="positive",
 )
+LOW = Circumstance(
+    "low_scores",
+    "a row whose scores all have exponentials of 0",
+    lambda plan: plan.facts.spec.normalize == "softmax" and plan.facts.shift is None and not rescales(plan),
+    lambda case: not case.is_empty and bool(((case.row_maxima < -OVERFLOW) & np.isfinite(case.row_maxima)).any()),
+    scores="negative",
+)
+EQUAL = Circumstance(
+    "equal_maxima",
+    "a row whose largest scores are equal, and so large that fp32 cannot hold the logarithm of their number beside them",
+    lambda plan: "lse_rest" in plan.saved,
+    lambda case: not case.is_empty and _has_equal_maxima(case),
+    scores="equal",
+)
 MIXED = Circumstance(
     "mixed_scores",
     "rows whose scores are all negative, and rows whose scores are all positive, of one thread",
@@ -624,6 +662,15 @@ FALLING, RISING = (
     )
     for order, words in ORDERS.items()
 )
+
+
+def _has_equal_maxima(case: Case) -> bool:
+    """Whether weights of a row differ by NOTICED or more if lse is one number of fp32."""
+    scores, maxima = case.first_scores, case.row_maxima
+    with np.errstate(invalid="ignore"):  # of rows without keys
+        lse = maxima + np.log((scores == maxima[:, None]).sum(1).astype(np.float64))
+        rest = np.abs(lse - lse.astype(np.float32))
+    return bool((rest[np.isfinite(rest)] > NOTICED).any())
 
 
 def _is_above_0(case: Case) -> bool:
@@ -696,7 +743,7 @@ JOINS = Circumstance(
 TABLE: tuple[Circumstance, ...] = (
     *(*SIZES, *ROWS_AND_KEYS, *CLASSES.values()),
     *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *OWN, *LAYOUTS),
-    *(RISES, OVERFLOWS, HUGE, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, JOINS),
+    *(RISES, OVERFLOWS, HUGE, LOW, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, EQUAL, JOINS),
     *SPOILED_SINKS,
     *(ONE_ELEMENT, LOW_ENDS, LOW_PAST_KEYS, INFINITE_DOUT),
 )
@@ -713,7 +760,7 @@ def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[
     its kernel computes there: a tile with an allowed pair is skipped, or one with a forbidden pair counts as full. `allowed` is
     the mask [q_len, kv_len] of some heads.
     """
-    (rows, keys), q_len, kv_len = case.tile, case.sizes["q_len"], case.sizes["kv_len"]
+    keys, q_len, kv_len = case.tile[1], case.sizes["q_len"], case.sizes["kv_len"]
     for what, bounds in changed_bounds(case.plan.bounds):
         inside = {name: maximum(ZERO, minimum(KEYS.length, getattr(bounds, name))) for name in ("begin", "end")}
         moved = replace(bounds, **inside)  # type: ignore[arg-type]
@@ -722,7 +769,7 @@ def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[
                 kinds = case.kinds(b, h, moved)
             except IndexError:  # it reads another tile than there are
                 continue
-            each = np.repeat(np.repeat(kinds, min(rows, case.plan.tile_rows), 0), keys, 1)[:q_len, :kv_len]
+            each = np.repeat(np.repeat(kinds, case.rows_of_tile, 0), keys, 1)[:q_len, :kv_len]
             computed = (each == FULL) | (each == PARTIAL) & mask
             if (computed != mask).any():
                 yield what, (b, h), computed

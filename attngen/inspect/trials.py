@@ -38,7 +38,7 @@ __all__ = ["Chosen", "Fixed", "Known", "Problems", "Trial", "choose_trials"]
 
 BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that is preferred, and of any
 EDGE_BUDGET = 1.0  # of a problem for the edges of tiles alone
-AIMED_LIMIT = 2.0  # of a problem that is aimed at a circumstance
+AIMED_LIMIT = 3.5  # of a problem that is aimed at a circumstance
 MOST_VARIED = 20  # shapes, of which other params and captured tensors are tried for circumstances
 FEW_KEYS = 9
 OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
@@ -185,7 +185,7 @@ class _Search:
         if not self.plan.schedule.is_tiled or not self.trials or self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return
         first = self.trials[0]
-        others = [*self._by_params(first), *self._by_integers(first), *self._by_blocks()]
+        others = [*self._by_params(first), *self._by_params_of_longer(), *self._by_integers(first), *self._by_blocks()]
         seen: set[str] = set()
         for taken in self.trials if others else ():
             seen |= self._wrong_bounds(taken, seen)
@@ -366,11 +366,17 @@ class _Search:
         for params in self._other_params(trial.shape):
             yield replace(trial, params=params)
 
+    def _by_params_of_longer(self) -> Iterator[Trial]:
+        """The same with several blocks of rows and tiles of keys, so that a window begins and ends anywhere in a tile."""
+        longer = 3 * max(self.tile) + 1
+        if (usual := self._possible(self._shape(1, longer, longer))) is not None:
+            yield from self._by_params(usual)
+
     def _other_params(self, shape: Shape) -> Iterator[dict[str, int | float]]:
         """Values near parts of the lengths for integers, fractions and multiples of the default for floats."""
         open_params = [p for p in self.spec.params if p.name not in self.fixed.params and p.default is not None]
         length, (_, keys) = max(shape.q_len, shape.kv_len), self.tile
-        integers = (length // 3, keys + 2, keys, max(length - 1, 1), 3, 1)
+        integers = (length // 3, keys + 2, keys, max(length - 1, 1), 3, 2, 1)
         factors = (0.5, 0.125, 8.0)
         for i in range(len(integers) if open_params else 0):
             chosen: dict[str, int | float] = {}

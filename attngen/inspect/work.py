@@ -56,7 +56,8 @@ def tile_kinds(
     inputs = {n: from_storage(a) for n, a in problem.inputs.items()}
     rows = rows or tile_positions(plan, problem)
     missing = plan.missing_rows(int(names["q_len"])) if rows == plan.block_q else 0
-    return classify_tiles(plan.bounds, rows, plan.block_kv, {**names, "b": b, "h": h}, inputs, missing)
+    of_ranges = plan.block_q if plan.schedule.packs_heads else 0
+    return classify_tiles(plan.bounds, rows, plan.block_kv, {**names, "b": b, "h": h}, inputs, missing, of_ranges)
 
 
 def check_countable(plan: Plan, problem: Sample) -> None:

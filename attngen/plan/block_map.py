@@ -26,18 +26,21 @@ def classify_tiles(
     names: Mapping[str, int | float],
     inputs: Mapping[str, Array] | None = None,
     missing: int = 0,
+    of_ranges: int = 0,
 ) -> Array:
     """EMPTY, PARTIAL or FULL for each tile of one batch and head: [blocks of rows, tiles of keys]; by bounds that are solved
     for rows [blocks of keys, tiles of rows].
 
     A tile that reaches past the last of its keys (of its rows) is never FULL. `names` gives b, h, sizes and params; `inputs`
-    the captured tensors as numpy arrays of their declared shapes. The first block lacks `missing` indices.
+    the captured tensors as numpy arrays of their declared shapes. The first block lacks `missing` indices. Stored ranges of
+    captured vectors are of the indices of a block, or of `of_ranges` indices, of which a block has some.
     """
     axis, of_blocks = bounds.axis, bounds.axis.other
     lengths = {ROWS.index: block_q, KEYS.index: block_kv}
     size, block_size = lengths[axis.index], lengths[of_blocks.index]
     length, block_length = int(names[axis.length.name]), int(names[of_blocks.length.name])
-    read = _Reader(dict(inputs or {}), bounds.spans, lengths | {"qk": size})
+    of_ranges = of_ranges or block_size
+    read = _Reader(dict(inputs or {}), bounds.spans, lengths | {of_blocks.index: of_ranges, "qk": size})
     tiles = np.arange(-(-length // size))
     low, after = tiles * size, (tiles + 1) * size
     whole = after <= length
@@ -52,7 +55,9 @@ def classify_tiles(
     last = np.minimum(first + block_size, block_length) - 1
     at_once = max(AT_ONCE // max(len(tiles), 1), 1)
     for some_blocks in (slice(n, n + at_once) for n in range(0, len(blocks), at_once)):
-        of_blocks_at = (blocks[some_blocks], np.maximum(first[some_blocks], 0), last[some_blocks])
+        begin = np.maximum(first[some_blocks], 0)
+        tile = blocks[some_blocks] if of_ranges == block_size else begin // of_ranges
+        of_blocks_at = (tile, begin, last[some_blocks])
         at |= dict(zip((of_blocks.tile.name, of_blocks.lo.name, of_blocks.hi.name), of_blocks_at, strict=True))
         found = kinds[some_blocks]
         visited = (value(bounds.begin) // size <= tiles) & (tiles < -(-value(bounds.end) // size))

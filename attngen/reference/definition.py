@@ -233,7 +233,7 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
 
     A quarter of the elements has an error, so that sums of many errors are as large as usual, and of two heavy keys one has
     one. Each element has an error in one of four consecutive seeds: every fourth for the first four seeds, random ones for
-    others.
+    others. Scores that fp32 holds exactly have the error of their scale alone.
     """
     rounding = problem.rounding
     if rounding is None:
@@ -243,10 +243,47 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
     unit = math.hypot(unit, SPLIT_TERM if is_split(problem.spec) else 0.0)
 
     def product() -> tuple[Any, Any]:
-        return a @ b, unit * np.sqrt((a * a) @ (b * b))
+        found, size = a @ b, unit * np.sqrt((a * a) @ (b * b))
+        if result == "s" and (exact := _are_exact(a, b)).any():
+            size = np.where(exact, 0.0 if _is_power_of_2(problem) else unit_roundoff(FP32) * np.abs(found), size)
+        return found, size
 
     exact, size = rounding.kept((result, *at), product) if result == "s" else product()  # Q and K have no errors
     return exact + _error(rounding, size, result, at)
+
+
+EXACT_BITS = 22  # of a sum that tensor cores, which cut off what is smaller, still hold exactly
+
+
+def _are_exact(a: Any, b: Any) -> Any:
+    """Whether the terms of each element of `a @ b`, and all sums of some of them, are multiples of one power of 2, which
+    numbers of EXACT_BITS bits can be."""
+    (of_rows, is_short), (of_columns, are_short) = _units(a), _units(b.T)
+    if not (is_short.any() and are_short.any()):  # usual numbers: the product below is for others
+        return np.zeros((len(a), b.shape[1]), bool)
+    return np.abs(a) @ np.abs(b) <= 2.0**EXACT_BITS * of_rows[:, None] * of_columns
+
+
+def _units(rows: Any) -> tuple[Any, Any]:
+    """The largest power of 2 of which all elements of a row are multiples, and whether they are integers of few bits times it;
+    0 of a row with an element that is not finite, or that has more bits than fp32."""
+    numbers = np.asarray(rows, np.float64)
+    is_finite = np.isfinite(numbers)
+    fractions, exponents = np.frexp(np.where(is_finite, numbers, 0.0))
+    whole = (fractions * 2.0**24).astype(np.int64)
+    units = np.ldexp((whole & -whole).astype(np.float64), exponents - 24)
+    units = np.where(whole == fractions * 2.0**24, units, 0.0)
+    least = np.where(is_finite, np.where(numbers == 0.0, np.inf, units), 0.0).min(-1, initial=np.inf)
+    least = np.where(np.isfinite(least), least, 1.0)
+    largest = np.where(is_finite, np.abs(numbers), np.inf).max(-1, initial=0.0)
+    return least, largest <= 2.0 ** (EXACT_BITS // 2) * least
+
+
+def _is_power_of_2(problem: Problem) -> bool:
+    """Whether the scale is a power of 2, so that a product with it is exact."""
+    names = {**problem.sizes, **problem.params}
+    scale = evaluate(problem.spec.scale, names, lambda name, at: read_input(problem, name, at), problem.xp, lambda value: value)
+    return np.ndim(scale) == 0 and math.frexp(abs(float(scale)))[0] == 0.5
 
 
 def _error(rounding: Rounding, size: Any, result: str, at: tuple[int, ...]) -> Any:

@@ -46,7 +46,7 @@ class Sample:
     inputs: dict[str, Array]
 
 
-Scores = Literal["huge", "negative", "positive", "mixed", "falling", "rising"]
+Scores = Literal["huge", "negative", "positive", "mixed", "falling", "rising", "equal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,10 @@ class Draw:
     and for each third row. `scores` other than random ones are exact, and far from each other: "huge" ones of every second
     row are of the order of 2^28 or more, "negative" and "positive" ones are all so, and of "mixed" ones those of a row, each
     second eight rows; the largest of a row may then be anywhere. "falling" and "rising" ones are negative, and fall or rise
-    from key to key. With `blocks`, integers along a sequence are the numbers of blocks of so many elements, the first one of
-    so many fewer; they fall if the length is negative. If they are `broadcast`, captured tensors have one element along batch
-    and heads. With `spoils_sinks`, the first of the sinks that a tensor has is NaN if there are keys, and the second -inf.
+    from key to key. "equal" ones are those of three neighbouring keys, of the order of 2^22. With `blocks`, integers along a
+    sequence are the numbers of blocks of so many elements, the first one of so many fewer; they fall if the length is negative.
+    If they are `broadcast`, captured tensors have one element along batch and heads. With `spoils_sinks`, the first of the
+    sinks that a tensor has is NaN if there are keys, and the second -inf.
     """
 
     magnitude: float = 1.0
@@ -79,7 +80,7 @@ USUAL = Draw()
 
 
 # Factors of scores, exact in each element type. Keys have factors from 5 to 255: a row's scores are no smaller than 5 * MIDDLE
-MIDDLE, HUGE, SMALL, HUGE_KEY = 2.0**9, 2.0**15, 2.0**-14, 2.0**8
+MIDDLE, LEVEL, HUGE, SMALL, HUGE_KEY = 2.0**9, 2.0**13, 2.0**15, 2.0**-14, 2.0**8
 
 
 def _far_apart(spec: AttentionSpec, scores: Scores, q: Array, k: Array) -> None:
@@ -89,11 +90,14 @@ def _far_apart(spec: AttentionSpec, scores: Scores, q: Array, k: Array) -> None:
     rows, keys = np.arange(q.shape[2]), np.arange(k.shape[2])[:, None]
     columns = np.arange(spec.head_dim) if spec.rotary is None else np.array([spec.head_dim - 1])
     steps = keys // 2 % 251
-    order = {"falling": steps, "rising": 250 - steps, "huge": (100 + 37 * keys) % 251}
+    order = {"falling": steps, "equal": keys // 3 % 251, "rising": 250 - steps, "huge": (100 + 37 * keys) % 251}
     k[..., columns] = 5.0 + order.get(scores, (100 + 37 * (keys + columns)) % 251)
     if scores == "huge":
         k *= HUGE_KEY
         q[..., columns] = np.where(rows % 2 == 0, HUGE, SMALL)[:, None]
+        return
+    if scores == "equal":
+        q[..., columns] = LEVEL
         return
     is_positive = (rows + 8) // 16 % 2 == 0 if scores == "mixed" else np.full(rows.shape, scores == "positive")
     q[..., rows, columns[rows % len(columns)]] = np.where(is_positive, MIDDLE, -MIDDLE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from attngen.spec.dtypes import round_to_storage
 
 PAGE_SIZE = 16  # rows, of a spec that does not state it
 RUBBISH = -(2**31)  # in entries of a page table that no key needs
-GAP = 8  # elements: rows begin at multiples of 16 bytes
+GAP = 16  # elements: rows begin at multiples of 16 bytes, of booleans too
 SPARE_PAGES = 2  # of a pool, in no sequence
 
 
@@ -54,13 +54,15 @@ def stored(
     return arrays
 
 
-def apart(arrays: Sequence[Array]) -> list[Array]:
-    """The same arrays, each with strides that no other has: between its rows lie gaps of NaN, of more elements for each later
-    one. A kernel that takes the strides of one array for those of another reads or writes elsewhere."""
-    return [_with_gaps(array, GAP * number) for number, array in enumerate(arrays, 1)]
+def apart(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The same arrays by name, each with strides that no other has: between its rows lie gaps of NaN, of more elements for each
+    later one. A kernel that takes the strides of one array for those of another reads or writes elsewhere."""
+    return {name: _with_gaps(array, GAP * number) for number, (name, array) in enumerate(arrays.items(), 1)}
 
 
 def _with_gaps(array: Array, gap: int) -> Array:
+    if array.ndim < 2:
+        return array
     *outer, size = array.shape
     memory = np.empty((*outer, size + gap), array.dtype)
     memory.view(np.uint8)[...] = 0xFF

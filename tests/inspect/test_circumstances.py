@@ -81,22 +81,50 @@ BUGS = [
     ("gpt2", "decode", "sm_80", r"copy_next\(stage == 0 \? STAGES - 1 : stage - 1\);", "copy_next(stage);"),
     ("padding", "fused", "sm_80", r"row_sum == 0.0f \? 0.0f : fast_reciprocal", "fast_reciprocal"),
     ("alibi", "fused", "sm_80", r"\n +__syncthreads\(\);  // if no tile was visited[^\n]*", ""),
+    ("cross_attention", "naive", "sm_80", "float row_max = -INF;", "float row_max = 0.0f;"),
+    ("mistral_window", "decode", "sm_90a", r"q_lo - in.size \+ 1\), kv_len\),  // begin", "q_lo - in.size + 2), kv_len),"),
+    ("prefix_lm", "fused", "sm_80", r"visited\[tile % THREADS / 32\] >>", "visited[tile / 32] >>"),
 ]
+BUGS_OF_BACKWARDS = [
+    ("gpt2", "fused", "sm_80", r" - of_rows.lse_rest\[row\] \* LOG2_E\)", ")"),
+]
+
+
+def is_reported(spec: AttentionSpec, kernel: Kernel, old: str, new: str) -> bool:
+    """Whether a check reports the kernel with `new` in the place of what the expression `old` finds."""
+    plan = choose(spec, ARCHES[kernel.device.arch], kernel.schedule, wanted=kernel.wanted, deterministic=kernel.deterministic)
+    text, count = re.subn(old, new, emit(spec, plan).text)
+    assert count == 1
+    try:
+        (found,) = check_exercised(spec, [kernel], Fixed(), text)
+    except EmulationError:
+        return True
+    return not found.comparison.passed
 
 
 @pytest.mark.parametrize(("name", "schedule", "arch", "old", "new"), tiers.cases(BUGS, quick=lambda name, *_: name == "alibi"))
 def test_a_kernel_that_is_wrong_in_one_circumstance_is_reported(
     name: str, schedule: str, arch: str, old: str, new: str
 ) -> None:
-    """A stage that is used again before a warp has read it, or another stage; rows without keys; a block without tiles."""
-    spec = shipped(name)
-    text, count = re.subn(old, new, emit(spec, choose(spec, ARCHES[arch], schedule)).text)
-    assert count == 1
-    try:
-        (found,) = check_exercised(spec, [Kernel(schedule, EmulatedDevice(arch=arch))], Fixed(), text)
-    except EmulationError:
-        return
-    assert not found.comparison.passed
+    """A stage that is used again before a warp has read it, or another stage; rows without keys; a block without tiles; scores
+    far below 0; a window that begins at a tile's last key; more tiles than threads."""
+    assert is_reported(shipped(name), Kernel(schedule, EmulatedDevice(arch=arch)), old, new)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "schedule", "arch", "old", "new"), BUGS_OF_BACKWARDS)
+def test_a_backward_that_is_wrong_in_one_circumstance_is_reported(
+    name: str, schedule: str, arch: str, old: str, new: str
+) -> None:
+    """An lse as large as only two numbers of fp32 can hold."""
+    assert is_reported(shipped(name), Kernel(schedule, EmulatedDevice(arch=arch), QKV, True), old, new)
+
+
+@pytest.mark.parametrize("wanted", [(), ("near", "far")])
+def test_captured_tensors_have_strides_of_their_own(wanted: tuple[str, ...]) -> None:
+    read = "input near: fp32[q_len, kv_len] input far: fp32[q_len, kv_len] score s + near[q, k] + far[q, k]"
+    (spec,) = load_text(f"attention two {{ dtype fp16 head_dim 16 {read} }}")
+    assert is_reported(spec, Kernel("naive", EmulatedDevice(), wanted), r"i0 \* in.far_step_0", "i0 * in.near_step_0")
 
 
 def test_what_does_not_occur_is_said_in_words(tmp_path: object) -> None:

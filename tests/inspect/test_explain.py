@@ -21,11 +21,14 @@ from attngen.inspect.call import Call
 from attngen.inspect.explain import explain_tiles
 from attngen.inspect.explain_work import explain_work
 from attngen.inspect.occupancy import occupancy
-from attngen.inspect.work import allowed_pairs, roofline
+from attngen.inspect.work import allowed_pairs, roofline, tile_kinds
+from attngen.language import load_text
 from attngen.plan import ARCHES
-from attngen.reference.definition import Problem, count_allowed
+from attngen.plan.block_map import EMPTY
+from attngen.reference.definition import Problem, allowed_rows, count_allowed
 from attngen.reference.gradients import sample_loss
-from attngen.reference.problems import Shape, sample, without_values
+from attngen.reference.numpy_oracle import numbers_of
+from attngen.reference.problems import Draw, Shape, sample, without_values
 from attngen.schedules import choose
 from attngen.spec.dtypes import from_storage
 from attngen.spec.gradient import QKV
@@ -301,3 +304,22 @@ def test_long_sequences_take_little_memory() -> None:
     assert problem.k.strides == (0, 0, 0, 0)
     found = Call(spec, choose(spec, arch, "decode"), 2, keys).work()
     assert found.allowed_pairs == 3  # of the first row and the second
+
+
+def test_tiles_of_a_block_of_several_heads_by_ranges_of_integers() -> None:
+    """A block has fewer positions than rows; the ranges that tell documents apart are of as many positions as it has rows."""
+    (spec,) = load_text(
+        "attention grouped { dtype bf16 head_dim 128 heads 8 over 2 input document: int32[batch, kv_len] "
+        "mask causal and same_document(document) }"
+    )
+    plan, shape = choose(spec, ARCHES["sm_80"], "decode"), Shape(2, 8, 2, 70, 70)
+    problem = sample(spec, shape, draw=Draw(integers="two documents"))
+    kinds = tile_kinds(plan, problem, shape.sizes(spec), b=1)
+    assert kinds is not None
+    rows, keys = plan.block_q // 4, plan.block_kv
+    pairs = allowed_rows(numbers_of(spec, problem, {}, np.float32), 1, 0, slice(0, 70))
+    padded = np.pad(pairs, ((0, -70 % rows), (0, -70 % keys)))
+    allowed = padded.reshape(-1, rows, len(padded[0]) // keys, keys).any((1, 3))
+    assert kinds.shape == allowed.shape
+    assert (kinds[allowed] != EMPTY).all()
+    assert (kinds == EMPTY).any()
