@@ -25,7 +25,7 @@ from attngen.reference.compare import Comparison
 from attngen.reference.compare_gradients import GradientTruth, compare_gradients, gradient_truth
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import Sample
-from attngen.reference.stored import packed, unpacked
+from attngen.reference.stored import of_lengths, packed, unpacked
 from attngen.schedules import choose, schedules_for
 from attngen.schedules.backward import BACKWARD_SCHEDULES
 from attngen.spec.attention import AttentionSpec, KernelRequest
@@ -34,7 +34,7 @@ from attngen.spec.names import check_backward_names
 from tests.harness import gradients, gradients_stored
 from tests.random_draws import Array, Case, case, draw_calls, drawn_problem
 from tests.random_lengths import MOST, Call
-from tests.random_problems import arrays_of, of_lengths
+from tests.random_problems import arrays_of
 from tests.special_numbers import special_numbers
 
 KEYWORDS = tuple(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES))

@@ -25,8 +25,8 @@ from attngen.api import CompiledAttention
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.protocol import Device
 from attngen.reference.compare import Comparison, Truth, compare, truth
-from attngen.reference.numpy_oracle import Reference
 from attngen.reference.problems import Sample
+from attngen.reference.stored import of_lengths, of_sequences
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dropout import bytes_of_pairs
 from attngen.spec.dtypes import FP32, from_storage, round_to_storage
@@ -34,7 +34,7 @@ from tests.harness import call, call_stored
 from tests.random_draws import CALLS, SCHEDULES, TABLES, Array, Case, case, drawn_problem, python_text
 from tests.random_gradients import GradientCase, gradient_case, gradient_failure
 from tests.random_lengths import Call
-from tests.random_problems import arrays_of, of_lengths, of_sequences
+from tests.random_problems import arrays_of
 from tests.special_numbers import special_numbers
 
 MULTIPROCESSORS = (2, 16, 132)  # with many, decode splits keys over blocks; with few, a persistent kernel has several tiles
@@ -133,16 +133,15 @@ def _failure(one: Case, call_of: Call, kernel: CompiledAttention, seed: int) -> 
     expected: dict[tuple[int, int], Truth] = {}  # of the whole batch, by the lengths of its sequences
     for lengths in dict.fromkeys(call_of.lengths):
         part = of_lengths(spec, problem, *lengths)
-        expected[lengths] = found = truth(spec, part, params)
-        if wrong := misread(one, call_of, spec, part, found):
+        expected[lengths] = whole = truth(spec, part, params)
+        if wrong := misread(one, call_of, spec, part, whole):
             return wrong
     is_finite = all(np.isfinite(one.reference.output).all() for one in expected.values())
     if spec.dtype is FP32 and one.schedule == "fused" and not is_finite:
         return ""  # infinite weights, of `normalize none`: NaN on tensor cores, see docs/limits.md
     output, lse = call_stored(kernel, arrays_of(one, call_of, spec, problem, seed), **params)
-    outputs, sums = of_sequences(spec, call_of, output, lse)
-    for b, lengths in enumerate(call_of.lengths):
-        comparison = compare(outputs[b], sums[b], of_batch(expected[lengths], b))
+    for b, (lengths, found) in enumerate(zip(call_of.lengths, of_sequences(spec, call_of.rows, output, lse), strict=True)):
+        comparison = compare(*found, expected[lengths].of_batch(b))
         if not is_right(comparison):
             return f"sequence {b}: {comparison}"
     if spec.mask is not None and one.storage == "dense" and is_finite and problem.q.size:
@@ -153,12 +152,6 @@ def _failure(one: Case, call_of: Call, kernel: CompiledAttention, seed: int) -> 
         comparison = compare(output, None if lse is None else np.where(special.rows, whole.reference.lse, lse), whole)
         return "" if is_right(comparison) else f"beside numbers that are not finite: {comparison}"
     return ""
-
-
-def of_batch(whole: Truth, b: int) -> Truth:
-    """What is expected of one batch."""
-    exact = whole.reference
-    return replace(whole, reference=Reference(exact.output[b : b + 1], None if exact.lse is None else exact.lse[b : b + 1]))
 
 
 def misread(one: Case, call_of: Call, spec: AttentionSpec, problem: Sample, expected: Truth) -> str:

@@ -36,6 +36,8 @@ class Aim:
     blocks: tuple[int, int] | None = None  # of `Draw`
     broadcast: bool = False
     spoils_sinks: bool = False
+    lengths: tuple[tuple[int, int], ...] = ()
+    page_size: int = 0
 
 
 def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
@@ -47,6 +49,7 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
     for q_len, kv_len in _lengths(plan, tile):
         yield Aim(Shape(1, 1, 1, q_len, kv_len))
     yield from _several_batches(plan, tile)
+    yield from _sequences(spec, plan, tile)
     yield from _own(spec, plan, tile)
     if plan.heads_in_l2 is not None:
         for kv_len in (FEW, tile[0] + 1):  # no fewer keys than rows, if a mask looks up rows among keys
@@ -88,6 +91,18 @@ def _several_batches(plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
     yield Aim(Shape(2, 1, 1, min(rows, 16) + 1, keys + 1))
     if plan.schedule.is_tiled:
         yield Aim(Shape(3, 1, 1, FEW, 3 * keys + 1))
+
+
+def _sequences(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
+    """Sequences of several lengths, 0 among them, and pages of one row and of tiles."""
+    kernel, (rows, keys) = spec.kernel, tile
+    if plan.wanted or not (kernel.is_packed or kernel.is_counted):
+        return
+    of_keys, of_rows = (0, 2 * keys + 3, FEW), (FEW, rows + 1, 0) if kernel.is_packed else (rows + 1,) * 3
+    pages = (0, 1, keys, 3) if kernel.is_paged and kernel.page_size is None else (0,)
+    for page_size, shift in product(pages, (0, 1)):
+        lengths = tuple(zip(of_rows, (*of_keys[shift:], *of_keys[:shift]), strict=True))
+        yield Aim(Shape(3, 2, 1, rows + 1, 2 * keys + 3), lengths=lengths, page_size=page_size)
 
 
 def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:

@@ -58,8 +58,12 @@ def run_backward(
     begins = {"cu_seqlens_q": begins_of([q_len] * batch), "cu_seqlens_k": begins_of([kv_len] * batch)}
     arrays = {name: _packed(array) if name in OF_ROWS else array for name, array in arrays.items()} | begins
     found = _run(compiled, arrays, {**params, "max_q_len": q_len, "max_kv_len": kv_len}, is_apart)
-    split = {name: array.reshape(batch, -1, *array.shape[1:]).swapaxes(1, 2) for name, array in found.items() if name in QKV}
-    return found | split
+    lengths = {"q": q_len, "k": kv_len, "v": kv_len}
+    return found | {
+        name: array.reshape(batch, lengths[name], *array.shape[1:]).swapaxes(1, 2)
+        for name, array in found.items()
+        if name in lengths
+    }
 
 
 OF_ROWS = (*QKV, "dout", "out", "lse", "lse_rest", "dlse")
@@ -68,7 +72,8 @@ APART = (*QKV, "dout", "out", *map(gradient_argument, QKV))
 
 def _packed(array: Array) -> Array:
     """[batch, heads, length, size] -> [total, heads, size], and [batch, heads, length] -> [heads, total]."""
-    joined = np.concatenate(list(array), axis=1)  # [heads, total, ...]
+    batch, heads, length, *size = array.shape
+    joined = array.swapaxes(0, 1).reshape(heads, batch * length, *size)
     return joined.swapaxes(0, 1) if joined.ndim == 3 else joined
 
 

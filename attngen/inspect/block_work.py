@@ -16,7 +16,7 @@ from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.definition import Problem, allowed_rows, score_rows
 from attngen.reference.numpy_oracle import numbers_of
 from attngen.reference.problems import Sample
-from attngen.reference.stored import Layout
+from attngen.reference.stored import PAGE_SIZE, Layout
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 
@@ -73,6 +73,8 @@ class Case:
     sections: bool = False  # few heads are numbered together
     laid_out: tuple[str, Layout] | None = None  # the array in another layout
     spoils_dout: bool = False  # an element of dO is not finite
+    lengths: tuple[tuple[int, int], ...] = ()  # rows and keys of sequences, if they differ
+    page_size: int = PAGE_SIZE
 
     @cached_property
     def _inputs(self) -> dict[str, Array]:

@@ -32,7 +32,7 @@ from attngen.plan.plan import Direction
 from attngen.reference.compare import Comparison, compare
 from attngen.reference.compare_gradients import compare_gradients
 from attngen.reference.problems import Sample, Shape
-from attngen.reference.stored import apart, dense, stored, with_layout
+from attngen.reference.stored import PAGE_SIZE, apart, dense, of_sequences, stored, with_layout
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV, differentiable
 
@@ -402,11 +402,27 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, 
 
 def _run(compiled: CompiledAttention, known: Known, computed: Computed, trial: Trial) -> Found:
     start = perf_counter()
-    output, lse = _call(_on_device_of(compiled, trial), known.poisoned, trial)
+    results = _call(_on_device_of(compiled, trial), known.poisoned, trial)
     done = perf_counter() - start
     computed.result()
-    found = compare(output, lse, known.least_truth)
-    return found if found.passed else compare(output, lse, known.truth), done, {}
+    if not trial.lengths:
+        return _compared(*results, known), done, {}
+    sequences = of_sequences(compiled.spec, [rows for rows, _ in trial.lengths], *results)
+    found = [
+        _compared(*result, known.of_lengths[lengths], b)
+        for b, (lengths, result) in enumerate(zip(trial.lengths, sequences, strict=True))
+    ]
+    worst = max(found, key=lambda one: one.excess)
+    return replace(worst, wrong=tuple(tensor for one in found for tensor in one.wrong)), done, {}
+
+
+def _compared(output: Any, lse: Any, known: Known, b: int | None = None) -> Comparison:
+    """The errors of all batches, or of sequence `b`, whose results these are."""
+    found = compare(output, lse, known.least_truth if b is None else known.least_truth.of_batch(b))
+    if found.passed:
+        return found
+    found = compare(output, lse, known.truth if b is None else known.truth.of_batch(b))
+    return found if b is None else replace(found, wrong=tuple(replace(w, index=(b, *w.index[1:])) for w in found.wrong))
 
 
 def _on_device_of(compiled: C, trial: Trial) -> C:
@@ -425,8 +441,9 @@ def _on_device_of(compiled: C, trial: Trial) -> C:
 
 
 def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[Any, Any]:
-    """O and lse as numpy storage arrays, wherever the kernel ran."""
-    arrays = stored(compiled.spec, problem)
+    """O and lse as numpy storage arrays, wherever the kernel ran: dense, or with `lengths` in the spec's storage."""
+    rows, keys = zip(*trial.lengths, strict=True) if trial.lengths else (None, None)
+    arrays = stored(compiled.spec, problem, rows, keys, trial.page_size or PAGE_SIZE)
     on_gpu = compiled.device.name.startswith("cuda")
     if on_gpu:
         from attngen.inspect.gpu_memory import to_gpu
@@ -446,7 +463,7 @@ def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[A
         from attngen.inspect.gpu_memory import from_gpu
 
         output, lse = from_gpu(output), None if lse is None else from_gpu(lse)
-    return dense(compiled.spec, problem, output, lse)
+    return (output, lse) if trial.lengths else dense(compiled.spec, problem, output, lse)
 
 
 def _poisoned(q: Any, spec: AttentionSpec) -> Any:

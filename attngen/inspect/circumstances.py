@@ -169,6 +169,61 @@ SIZES = (
     ),
 )
 
+# --- sequences
+
+
+def _has_lengths(plan: Plan) -> bool:
+    kernel = plan.facts.spec.kernel
+    return (kernel.is_packed or kernel.is_counted) and not plan.wanted
+
+
+def _is_paged(plan: Plan) -> bool:
+    kernel = plan.facts.spec.kernel
+    return kernel.is_paged and kernel.page_size is None and not plan.wanted
+
+
+SEQUENCES = (
+    Circumstance(
+        "sequence_without_rows",
+        "a sequence without rows, between others",
+        lambda plan: _has_lengths(plan) and plan.facts.spec.kernel.is_packed,
+        lambda case: any(rows == 0 for rows, _ in case.lengths),
+    ),
+    Circumstance(
+        "sequence_without_keys",
+        "a sequence of rows without keys, beside one of several tiles of keys",
+        _has_lengths,
+        lambda case: (
+            any(rows > 0 and keys == 0 for rows, keys in case.lengths)
+            and any(rows > 0 and keys > case.tile[1] for rows, keys in case.lengths)
+        ),
+    ),
+    Circumstance(
+        "first_sequence_without_keys",
+        "a first sequence without keys",
+        _has_lengths,
+        lambda case: bool(case.lengths) and case.lengths[0][1] == 0,
+    ),
+    Circumstance(
+        "page_of_one_row",
+        "pages of one row, and a sequence with several",
+        _is_paged,
+        lambda case: case.page_size == 1 and not case.is_empty,
+    ),
+    Circumstance(
+        "page_of_a_tile",
+        "pages of as many rows as a tile has keys, the last one filled in part",
+        lambda plan: _is_paged(plan) and _tiled(plan),
+        lambda case: case.page_size == case.tile[1] and any(keys % case.page_size for _, keys in case.lengths),
+    ),
+    Circumstance(
+        "page_across_tiles",
+        "pages that begin and end within a tile",
+        lambda plan: _is_paged(plan) and _tiled(plan),
+        lambda case: case.page_size % 2 == 1 and 1 < case.page_size < case.tile[1],
+    ),
+)
+
 # --- rows and keys
 
 ROWS_AND_KEYS = (
@@ -741,7 +796,7 @@ JOINS = Circumstance(
 )
 
 TABLE: tuple[Circumstance, ...] = (
-    *(*SIZES, *ROWS_AND_KEYS, *CLASSES.values()),
+    *(*SIZES, *SEQUENCES, *ROWS_AND_KEYS, *CLASSES.values()),
     *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *OWN, *LAYOUTS),
     *(RISES, OVERFLOWS, HUGE, LOW, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, EQUAL, JOINS),
     *SPOILED_SINKS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from attngen.reference.definition import allowed_rows
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.numpy_oracle import Reference, numbers_of, numpy_attention
 from attngen.reference.problems import USUAL, Array, Draw, Sample, Shape, sample
-from attngen.reference.stored import Layout
+from attngen.reference.stored import PAGE_SIZE, Layout, of_lengths
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import round_to_storage
 
@@ -43,12 +43,26 @@ class Fixed:
     seed: int = 0
 
 
+class Setting(NamedTuple):
+    """What a problem has beside its sizes and values, as `Trial` describes it."""
+
+    multiprocessors: int = 0
+    sections: bool = False
+    laid_out: tuple[str, Layout] | None = None
+    spoils_dout: bool = False
+    lengths: tuple[tuple[int, int], ...] = ()
+    page_size: int = PAGE_SIZE
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If
     `multiprocessors` is not 0, the emulated device has as many: persistent blocks, and blocks over which keys are split. With
     `sections`, few heads are numbered together (`attngen.plan.heads_in_l2`). `laid_out` is an array by its name, and its layout
-    (`stored.with_layout`). If it `spoils_dout`, an element of dO is NaN."""
+    (`stored.with_layout`). If it `spoils_dout`, an element of dO is NaN.
+
+    With `lengths`, in packed, padded and paged storage, sequences have so many rows and keys; the shape has the longest. Pages
+    have `page_size` rows, if it is not 0."""
 
     shape: Shape
     params: Mapping[str, int | float]
@@ -59,11 +73,15 @@ class Trial:
     sections: bool = field(default=False, compare=False)
     laid_out: tuple[str, Layout] | None = field(default=None, compare=False)
     spoils_dout: bool = False
+    lengths: tuple[tuple[int, int], ...] = ()
+    page_size: int = field(default=0, compare=False)
 
     @property
-    def setting(self) -> tuple[int, bool, tuple[str, Layout] | None, bool]:
+    def setting(self) -> Setting:
         """What a `Case` says of it beside its sizes and values."""
-        return self.multiprocessors, self.sections, self.laid_out, self.spoils_dout
+        return Setting(
+            self.multiprocessors, self.sections, self.laid_out, self.spoils_dout, self.lengths, self.page_size or PAGE_SIZE
+        )
 
     def problem(self, spec: AttentionSpec) -> Sample:
         return sample(spec, self.shape, self.seed, self.draw)
@@ -79,6 +97,8 @@ class Trial:
         parts += [f"{LAYOUTS[self.laid_out[1]]} of {self.laid_out[0]}"] if self.laid_out else []
         parts += ["few heads numbered together"] if self.sections else []
         parts += ["NaN in one element of dO"] if self.spoils_dout else []
+        parts += ["sequences of " + ", ".join(f"{rows} x {keys}" for rows, keys in self.lengths)] if self.lengths else []
+        parts += [f"pages of {counted(self.page_size, 'row')}"] if self.page_size else []
         parts += [f"{self.draw.scores} scores"] if self.draw.scores != "random" else []
         parts += [f"a device of {counted(self.multiprocessors, 'multiprocessor')}"] if self.multiprocessors else []
         return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")
@@ -87,9 +107,16 @@ class Trial:
 class Known:
     """One problem, and what is computed of it when it is needed."""
 
-    def __init__(self, spec: AttentionSpec, trial: Trial) -> None:
-        self.spec, self.trial, self.sample = spec, trial, trial.problem(spec)
+    def __init__(self, spec: AttentionSpec, trial: Trial, values: Sample | None = None) -> None:
+        self.spec, self.trial, self.sample = spec, trial, values or trial.problem(spec)
         self._gradients: dict[tuple[Any, ...], GradientTruth] = {}
+
+    @cached_property
+    def of_lengths(self) -> dict[tuple[int, int], Known]:
+        """The problem with all sequences of one length, by the lengths that they have."""
+        alone = replace(self.trial, lengths=())
+        every = dict.fromkeys(self.trial.lengths)
+        return {lengths: Known(self.spec, alone, of_lengths(self.spec, self.sample, *lengths)) for lengths in every}
 
     @cached_property
     def exercise(self) -> Exercise:
@@ -110,7 +137,10 @@ class Known:
 
     @cached_property
     def poisoned(self) -> Sample:
-        """The problem with NaN in Q and K where the mask hides them: they leave no trace in a result."""
+        """The problem with NaN in Q and K where the mask hides them: they leave no trace in a result. With sequences of several
+        lengths, which `stored` arrays end with NaN, as it is."""
+        if self.trial.lengths:
+            return self.sample
         rows, keys = self.hidden
         return replace(self.sample, q=_with_nan(self.sample.q, rows, self.spec), k=_with_nan(self.sample.k, keys, self.spec))
 
@@ -162,8 +192,9 @@ class Known:
         """Computes what the results of `plan` are first compared with."""
         if plan.wanted:
             self.least_gradients(plan)
-        else:
-            _ = self.least_truth
+            return
+        for known in self.of_lengths.values() or (self,):
+            _ = known.least_truth
 
 
 def _with_nan(array: Array, hidden: Array, spec: AttentionSpec) -> Array:

@@ -239,6 +239,8 @@ class _Search:
         """The problem of an aim with the usual params and values; None if its call is refused."""
         fixed, shape = self.fixed, aim.shape
         batch = shape.batch if fixed.batch is None else fixed.batch
+        if aim.lengths and batch != shape.batch:
+            return None
         kv_heads = fixed.kv_heads or fixed.heads or shape.kv_heads
         heads = fixed.heads or kv_heads * (shape.q_heads // shape.kv_heads)
         usual = self._possible(Shape(batch, heads, kv_heads, shape.q_len, shape.kv_len, dict(fixed.free)))
@@ -252,6 +254,8 @@ class _Search:
             sections=sections,
             laid_out=aim.laid_out,
             spoils_dout=aim.spoils_dout,
+            lengths=aim.lengths,
+            page_size=aim.page_size,
         )
 
     def _take_steep(self, usual: Trial) -> None:

@@ -9,7 +9,7 @@ last place of the largest output. `precision high` allows more: in fp32, the err
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,11 @@ class Truth:
     reference: Reference
     allowed: float
     allowed_lse: float
+
+    def of_batch(self, b: int) -> Truth:
+        """What is expected of one batch."""
+        output, lse = self.reference.output, self.reference.lse
+        return replace(self, reference=Reference(output[b : b + 1], None if lse is None else lse[b : b + 1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ def stored(
     elif kernel.is_packed:
         arrays |= {name: packed(arrays[name], keys) for name in ("k", "v")}
         arrays |= {"cu_seqlens_k": begins_of(keys), "max_kv_len": kv_len}
+    if kernel.is_counted and any("kv_len" in declared.dims for declared in spec.inputs):
+        arrays["max_kv_len"] = kv_len  # captured tensors have an element for each key, not for all that pages have room for
     return arrays
 
 
@@ -104,6 +106,26 @@ def dense(spec: AttentionSpec, problem: Sample, output: Array, lse: Array | None
     return output, None if lse is None else lse.reshape(heads, batch, q_len).swapaxes(0, 1)
 
 
+def of_sequences(
+    spec: AttentionSpec, rows: Sequence[int], output: Array, lse: Array | None
+) -> list[tuple[Array, Array | None]]:
+    """O [1, heads, rows, size] and lse [1, heads, rows] of each sequence, of a call whose sequences have so many `rows`."""
+    if not spec.kernel.is_packed:
+        return [(output[b : b + 1], None if lse is None else lse[b : b + 1]) for b in range(len(rows))]
+    outputs = [one.swapaxes(0, 1)[None] for one in unpacked(output, rows, 0)]
+    sums = [None] * len(rows) if lse is None else [one[None] for one in unpacked(lse, rows, 1)]
+    return [*zip(outputs, sums, strict=True)]
+
+
+def of_lengths(spec: AttentionSpec, problem: Sample, rows: int, keys: int) -> Sample:
+    """The same with the first rows and keys alone, in captured tensors too."""
+    parts = {"q_len": slice(rows), "kv_len": slice(keys)}
+    inputs = dict(problem.inputs)
+    for declared in spec.inputs:
+        inputs[declared.name] = inputs[declared.name][tuple(parts.get(str(dim), slice(None)) for dim in declared.dims)]
+    return Sample(problem.q[:, :, :rows], problem.k[:, :, :keys], problem.v[:, :, :keys], inputs)
+
+
 def unpacked(array: Array, rows: Sequence[int], axis: int) -> list[Array]:
     """The rows of each sequence of a packed O or lse, whose axis `axis` has all of them."""
     return np.split(array, np.cumsum(rows)[:-1], axis)
@@ -111,7 +133,9 @@ def unpacked(array: Array, rows: Sequence[int], axis: int) -> list[Array]:
 
 def packed(array: Array, lengths: Sequence[int]) -> Array:
     """[batch, heads, length, size] -> [total, heads, size]."""
-    return np.concatenate([one[:, :length].swapaxes(0, 1) for one, length in zip(array, lengths, strict=True)])
+    _, heads, _, size = array.shape
+    parts = [one[:, :length].swapaxes(0, 1) for one, length in zip(array, lengths, strict=True)]
+    return np.concatenate([np.empty((0, heads, size), array.dtype), *parts])
 
 
 def _padded(spec: AttentionSpec, array: Array, lengths: Sequence[int]) -> Array:

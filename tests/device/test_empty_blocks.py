@@ -10,12 +10,11 @@ import pytest
 import attngen
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Sample, Shape, sample
-from attngen.reference.stored import stored, unpacked
+from attngen.reference.stored import of_lengths, of_sequences, stored, unpacked
 from attngen.spec.attention import Storage
 from tests import tiers
 from tests.harness import call_stored, compiled, run, wrong_gradients
 from tests.random_lengths import Call
-from tests.random_problems import of_lengths, of_sequences
 
 # What is left of a union is classified tile by tile; the other range ends before the first key, or begins after the last
 MASKS = (
@@ -72,7 +71,7 @@ def test_sequences_beside_others(mask: str, storage: Storage) -> None:
     problem = sample(spec, Shape(4, 1, 1, 600, 400))
     call = Call(Shape(4, 1, 1, 600, 400), (600, 0, 470, 600) if spec.kernel.is_packed else (600,) * 4, (400, 390, 0, 64), {})
     found = call_stored(compiled(spec, "fused"), stored(spec, problem, call.rows, call.keys))
-    for b, (output, lse) in enumerate(zip(*of_sequences(spec, call, *found), strict=True)):
+    for b, (output, lse) in enumerate(of_sequences(spec, call.rows, *found)):
         whole = of_lengths(spec, problem, *call.lengths[b])
         alone = Sample(*(array[b : b + 1] for array in (whole.q, whole.k, whole.v)), {})
         assert compare(output, lse, truth(spec, alone)).passed, call.lengths[b]

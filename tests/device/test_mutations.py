@@ -127,3 +127,17 @@ def test_the_ladder_has_no_other_synchronization() -> None:
         others = re.findall(r"__sync\w+\(|bar\.\w+|mbarrier\.\w+|cp\.async\.wait\w*", source.text)
         known = {"__syncthreads(", "__syncwarp(", "cp.async.wait_group"}
         assert set(others) <= known, name
+
+
+def test_a_kernel_that_may_start_early_waits_for_the_kernels_before_it() -> None:
+    source = emitted(shipped("gpt2"), "decode", "sm_90a")
+    assert [entry.early for entry in source.kernels] == [True] * 2
+    wait = "wait_for_kernels_before();"
+    calls = [match.start() for match in re.finditer(re.escape(wait), source.text)]
+    assert len(calls) == 2
+    problem = solved(shipped("gpt2"), Shape(1, 1, 1, 4, 1100))
+    for at, entry in zip(calls, source.kernels, strict=True):
+        changed = replace(source, text=source.text[:at] + source.text[at + len(wait) :])
+        with pytest.raises(EmulationError, match="touched before the kernels before this one") as raised:
+            is_right(compile_text(shipped("gpt2"), "decode", changed, arch="sm_90a"), *problem)
+        assert (raised.value.kind, raised.value.kernel) == ("early access", entry.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -15,8 +16,9 @@ from attngen.inspect.known import Fixed, Problems, Trial
 from attngen.inspect.trials import NAIVE_TILE, choose_trials
 from attngen.language import load_text
 from attngen.plan import ARCHES, Plan
+from attngen.plan.plan import PlanRefusal
 from attngen.schedules import choose
-from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec
+from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec, KernelRequest, Storage
 from attngen.spec.gradient import QKV
 from tests import tiers
 from tests.harness import cli, shipped
@@ -44,13 +46,20 @@ def occurring(spec: AttentionSpec, plan: Plan) -> tuple[set[str], str]:
     return names, "\n".join((*chosen.missed, *chosen.absent))
 
 
+STORED = {
+    storage: replace(described("causal"), kernel=KernelRequest(storage=storage)) for storage in ("packed", "padded", "paged")
+}
 MASKS = (
+    *STORED.values(),
     described("causal"),
     described("k > q and k < q + 200"),
     described("k <= q - 70 or k > q + 300"),
     described("padding(lengths)", "input lengths: int32[batch]"),
     described("same_document(document)", "input document: int32[batch, kv_len]"),
     described("q >= k", "input bias: fp16[batch, heads, q_len, kv_len]", "s + bias[b, h, q, k]"),
+    replace(
+        described("q >= k or k < prefix[b]", "input prefix: int32[batch]"), head_dim=16, head_dim_v=16
+    ),  # long rows are cheap
 )
 PLANS = [
     *((schedule, ()) for schedule in ("naive", "tiled", "fused", "wgmma", "hopper", "decode")),
@@ -62,7 +71,10 @@ PLANS = [
 def test_each_circumstance_of_a_schedule_occurs_with_some_mask(schedule: str, wanted: tuple[str, ...]) -> None:
     possible, found = set(), set()
     for spec in MASKS:
-        plan = plan_of(spec, schedule, wanted)
+        try:
+            plan = plan_of(spec, schedule, wanted)
+        except PlanRefusal:  # of keys in pages
+            continue
         names, said = occurring(spec, plan)
         for one in wanted_circumstances(plan):
             possible.add(one.name)
@@ -118,6 +130,25 @@ def test_a_backward_that_is_wrong_in_one_circumstance_is_reported(
 ) -> None:
     """An lse as large as only two numbers of fp32 can hold."""
     assert is_reported(shipped(name), Kernel(schedule, EmulatedDevice(arch=arch), QKV, True), old, new)
+
+
+@pytest.mark.parametrize(
+    ("storage", "schedule", "old", "new"),
+    [
+        ("paged", "decode", r"min\(max\(seqused\[b_idx\], 0\), max_kv_len\)", "max_kv_len"),
+        ("paged", "naive", r"% page_size\)", "% 16)"),
+        ("packed", "fused", r"max\(cu_seqlens\[b\], 0\)", "max(cu_seqlens[b], b)"),
+    ],
+)
+def test_sequences_have_several_lengths_and_pages_several_sizes(storage: Storage, schedule: str, old: str, new: str) -> None:
+    assert is_reported(STORED[storage], Kernel(schedule, EmulatedDevice()), old, new)
+
+
+def test_packed_sequences_are_checked_with_no_sequence_too() -> None:
+    for wanted in ((), QKV):
+        (found,) = check_exercised(STORED["packed"], [Kernel("naive", EmulatedDevice(), wanted)], Fixed())
+        assert found.comparison.passed
+        assert 0 in {problem.sizes["batch"] for problem in found.problems}
 
 
 @pytest.mark.parametrize("wanted", [(), ("near", "far")])

@@ -209,6 +209,7 @@ class EmulatedKernel:
             TRACED if self.device.watch is not None else int(self.device.checked),
             ctypes.c_uint64(_budget(one, memory)),
             int(first),
+            int(one.entry.early),
             counts,
             totals,
             ctypes.byref(_stacks),

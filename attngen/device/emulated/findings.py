@@ -31,6 +31,7 @@ KINDS = (
     "division by zero",
     "trap",
     "stack overflow",
+    "early access",
     INTERRUPTED,
 )
 

@@ -39,6 +39,7 @@ void warp_collective(const char* what, int line, unsigned mask, const void* in, 
 unsigned char* dynamic_shared();
 unsigned shared_address(const void* pointer);       // in the 32-bit window that PTX uses
 void* shared_pointer(unsigned address);
+void wait_for_kernels_before();                      // of a kernel that a GPU may start while they run
 void check_access(const void* address, int bytes, bool write, int line, int lane);  // for a Combine: by the lane that gave the address
 
 // --- asynchronous copies (memory.cpp)

@@ -250,6 +250,17 @@ uint64_t global_thread() { return first_thread + current->index; }
 constexpr int THREAD_BITS = 48;
 constexpr uint64_t ATOMIC = (1ull << THREAD_BITS) - 1;  // stands for the thread, where atomic updates have written
 
+}  // namespace
+
+void check_has_waited(const void* address, int bytes, int line, const void* code) {
+    if (!current->has_waited)
+        report(Kind::EARLY, "global memory is touched before the kernels before this one are known to have ended", line, code, 0, nullptr, -1, address, bytes);
+}
+
+void wait_for_kernels_before() { current->has_waited = true; }
+
+namespace {
+
 void global_read(Range& range, const unsigned char* address, int bytes, int line, const void* code) {
     if (range.elements) check_elements(range, address, bytes, false, line, code);
     range.read += bytes;
@@ -288,6 +299,7 @@ void access(unsigned char* address, int bytes, bool write, int line, const void*
         const Access a = own(address, bytes, line, code);
         write ? shared_write(cells, a) : shared_read(cells, a);
     } else if (Range* range = range_of(address, bytes)) {
+        check_has_waited(address, bytes, line, code);
         write ? global_write(*range, address, bytes, line, code) : global_read(*range, address, bytes, line, code);
     } else {
         Dl_info info;
@@ -372,6 +384,7 @@ const Range* background_global(const void* address, int bytes, bool write, int l
     if (!launch.checked) return nullptr;
     Range* range = range_of((const unsigned char*)address, bytes);
     if (!range) report(Kind::OUT_OF_BOUNDS, "a TMA copy reaches outside every tensor", line, nullptr, 0, nullptr, -1, address, bytes);
+    check_has_waited(address, bytes, line, nullptr);
     write ? global_write(*range, (unsigned char*)address, bytes, line, nullptr) : global_read(*range, (const unsigned char*)address, bytes, line, nullptr);
     return range;
 }
@@ -395,6 +408,7 @@ static void check_atomic(void* address, int bytes, int line, const void* code, b
     if (launch.traced)
         for (bool write : {false, true}) trace_access("atomic", write, address, bytes, range, code);
     if (cells) return shared_update(cells, own(address, bytes, line, code));
+    check_has_waited(address, bytes, line, code);
     if (range->elements) check_elements(*range, (const unsigned char*)address, bytes, true, line, code);
     if (!range->writable) report(Kind::READ_ONLY, "an atomic update of a tensor that is only read", line, nullptr, 0, nullptr, -1, address, bytes);
     range->read += bytes, range->written += bytes;

@@ -54,6 +54,7 @@ void start(Fiber& fiber, int index, dim3 block, dim3 block_size, dim3 grid) {
     fiber.state = State::READY;
     memset(fiber.trace, 0, sizeof(fiber.trace));
     fiber.accesses = 0;
+    fiber.has_waited = !launch.early;
     fiber.uncommitted.clear();
     fiber.groups.clear();
     fiber.stack_low = stacks + index * (GUARD_BYTES + STACK_BYTES) + GUARD_BYTES;
@@ -358,7 +359,7 @@ void report(Kind kind, const char* text, int line, const void* code, int other_l
 
 // The entry from Python: run one launch. Returns 0, or 1 with `finding` filled in.
 EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const unsigned* grid, const unsigned* block, size_t shared_bytes,
-                             emulator::Range* ranges, int range_count, uint64_t seed, int mode, uint64_t budget, int first_of_call,
+                             emulator::Range* ranges, int range_count, uint64_t seed, int mode, uint64_t budget, int first_of_call, int early,
                              uint64_t* instruction_counts, uint64_t* totals, emulator::Stacks* of_process, emulator::Finding* finding) {
     using namespace emulator;
     const unsigned count = block[0] * block[1] * block[2];
@@ -367,7 +368,7 @@ EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const uns
     fibers.resize(count);
     thread_count = count;
     const bool checked = mode >= 1;                    // 0: neither watched nor counted; 2: traced too
-    launch.checked = checked, launch.traced = mode == 2, launch.budget = budget, launch.finding = finding;
+    launch.checked = checked, launch.traced = mode == 2, launch.early = early, launch.budget = budget, launch.finding = finding;
     launch.ranges = ranges, launch.range_count = range_count, launch.instruction_counts = instruction_counts;
     launch.shared_read = launch.shared_written = launch.barriers = 0;
     launch.sequence = first_of_call ? 1 : launch.sequence + 1;

@@ -14,7 +14,7 @@ namespace emulator {
 enum class Kind : int {
     NONE, OUT_OF_BOUNDS, READ_ONLY, UNINITIALIZED_SHARED, UNINITIALIZED_GLOBAL, RACE, IN_FLIGHT, MISALIGNED, DIVERGENT_BARRIER, DEADLOCK, RUNAWAY,
     PROXY_FENCE, WGMMA_FENCE, BARRIER_MISUSE, ACCUMULATOR, DIVERGENT_WARPGROUP, REGISTERS, OPERAND,
-    DIVISION, TRAP, STACK, INTERRUPTED,
+    DIVISION, TRAP, STACK, EARLY, INTERRUPTED,
 };
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))  // called by Python; all else is hidden
@@ -73,6 +73,7 @@ struct Fiber {
     const char* what;               // what it waits for
     unsigned barrier, parity;       // which mbarrier (its address) or named barrier, which phase
     unsigned votes;                 // of the threads that came to its last named barrier
+    bool has_waited;                // for the kernels before this one
     uint64_t trace[TRACE];          // and the calls it is in
     unsigned mask;
     Lane lane_arguments;
@@ -164,6 +165,7 @@ static_assert(sizeof(Cell) == 64, "a line of the CPU's cache");
 
 struct Launch {
     bool checked, traced;           // traced: checked too
+    bool early;                     // a GPU may start the kernel while those before it run
     uint64_t budget;
     Finding* finding;
     Range* ranges;
