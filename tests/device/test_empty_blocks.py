@@ -43,7 +43,7 @@ def params_of(mask: str, value: int = 300) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mask", tiers.cases(MASKS, quick=MASKS[:3]))
-@pytest.mark.parametrize(("schedule", "arch"), tiers.cases(KERNELS, quick=KERNELS[:1]))
+@pytest.mark.parametrize(("schedule", "arch"), tiers.cases(KERNELS, quick=KERNELS[:1], one_of=2))
 def test_forward(schedule: str, arch: str, mask: str) -> None:
     spec = spec_of(mask)
     for shape in SHAPES:
@@ -51,8 +51,7 @@ def test_forward(schedule: str, arch: str, mask: str) -> None:
             assert run(spec, schedule, shape, arch=arch, **params_of(mask, value)).passed, (shape, value)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", tiers.cases(MASKS, one_of=3))
 @pytest.mark.parametrize("kernel", [k for k in KERNELS if k[0] not in ("wgmma", "decode")], ids="@".join)
 def test_backward(kernel: tuple[str, str], mask: str) -> None:
     """Of heads of 16 elements on the schedules that the emulated device runs slowly."""

@@ -273,8 +273,10 @@ def test_what_is_not_finite_reaches_the_pairs_that_see_it(dtype: str) -> None:
         assert np.array_equal(found["k"][..., 21:, :], expected["k"][..., 21:, :])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("dtype", "arch"), [("bf16", "sm_80"), ("fp16", "sm_90a"), ("fp32", "sm_80"), ("fp32", "sm_90a")])
+@pytest.mark.parametrize(
+    ("dtype", "arch"),
+    tiers.cases([("bf16", "sm_80"), ("fp16", "sm_90a"), ("fp32", "sm_80"), ("fp32", "sm_90a")], one_of=2),
+)
 @pytest.mark.parametrize(("head_dim", "dq"), [(64, "additions"), (80, "additions"), (128, "additions"), (128, "own kernel")])
 def test_nothing_is_spilled(dtype: str, head_dim: int, dq: str, arch: str) -> None:
     spec = define(dtype=dtype, head_dim=head_dim, mask="causal")

@@ -21,6 +21,7 @@ from attngen.schedules.hopper_backward import plan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import round_to_storage
 from attngen.spec.gradient import QKV
+from tests import tiers
 from tests.harness import compiled, gradients, solved_gradients
 from tests.left_out import first_finding, removable, unnoticed
 from tests.removals import ordering_statements
@@ -96,26 +97,31 @@ def outcome(name: str, spec: AttentionSpec, backwards: Sequence[CompiledBackward
     return first_finding(partial(is_right, backward) for backward in backwards)
 
 
-def steps_that_are_not_needed(name: str, spec: AttentionSpec, deterministic: bool) -> list[str]:
+PARTS = 3  # of the steps of a kernel, each in a test of its own
+IN_TURN = pytest.mark.parametrize("part", tiers.cases(range(PARTS), one_of=PARTS))
+
+
+def steps_that_are_not_needed(name: str, spec: AttentionSpec, part: int, deterministic: bool) -> list[str]:
     usual = compiled(spec, "hopper").gradients(None, deterministic)
     source, device = usual.source, EmulatedDevice(checked=True, arch="sm_90a")
-    mutant = device.compile(removable(source, steps(source)))
+    removed = steps(source)[part::PARTS]
+    mutant = device.compile(removable(source, removed))
     calls = [*((device, seed) for seed in ORDERS), *((replace(device, multiprocessors=MANY), seed) for seed in ORDERS[:2])]
     backwards = [replace(usual, kernel=replace(mutant, device=replace(of, seed=seed)), device=of) for of, seed in calls]
-    return unnoticed(source, steps(source), mutant.library, lambda: outcome(name, spec, backwards))
+    return unnoticed(source, removed, mutant.library, lambda: outcome(name, spec, backwards))
 
 
-@pytest.mark.long
+@IN_TURN
 @pytest.mark.parametrize("name", SPECS)
-def test_every_step_between_warps_is_needed(name: str) -> None:
-    assert steps_that_are_not_needed(name, SPECS[name], deterministic=True) == []
+def test_every_step_between_warps_is_needed(name: str, part: int) -> None:
+    assert steps_that_are_not_needed(name, SPECS[name], part, deterministic=True) == []
 
 
-@pytest.mark.long
+@IN_TURN
 @pytest.mark.usefixtures("small_heads_are_split")
-def test_every_step_between_warps_is_needed_where_products_are_split() -> None:
+def test_every_step_between_warps_is_needed_where_products_are_split(part: int) -> None:
     assert compiled(SPLIT, "hopper").gradients().plan.own.split_products
-    assert steps_that_are_not_needed("causal", SPLIT, deterministic=True) == []
+    assert steps_that_are_not_needed("causal", SPLIT, part, deterministic=True) == []
 
 
 # Parts of dQ by columns and by rows; the first and last tiles of a work tile alone, together, and with others between; keys
@@ -127,8 +133,8 @@ ADDED = {
 }
 
 
-@pytest.mark.long
+@IN_TURN
 @pytest.mark.parametrize("name", ADDED)
-def test_every_step_between_warps_is_needed_where_dq_is_added_up(name: str) -> None:
+def test_every_step_between_warps_is_needed_where_dq_is_added_up(name: str, part: int) -> None:
     assert compiled(ADDED[name], "hopper").gradients(None, False).plan.own.dq == "additions"
-    assert steps_that_are_not_needed(name, ADDED[name], deterministic=False) == []
+    assert steps_that_are_not_needed(name, ADDED[name], part, deterministic=False) == []

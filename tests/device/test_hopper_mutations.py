@@ -98,8 +98,10 @@ def outcome(name: str, kernels: Sequence[CompiledAttention]) -> str:
     return first_finding(partial(is_right, kernel, *solution) for kernel in kernels)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "schedule"), [(name, schedule) for schedule in BY_SCHEDULE for name in BY_SCHEDULE[schedule]])
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    tiers.cases([(name, schedule) for schedule in BY_SCHEDULE for name in BY_SCHEDULE[schedule]], one_of=2),
+)
 def test_every_step_between_warps_is_needed(name: str, schedule: str) -> None:
     source = emitted(SPECS[name], schedule, "sm_90a")
     under_test = kernels(name, schedule, removable(source, steps(source)))

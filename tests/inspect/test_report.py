@@ -55,7 +55,9 @@ def data_of(html: str) -> dict[str, Any]:
     return dict(json.loads(found))
 
 
-@pytest.mark.parametrize(("name", "schedule", "arch"), tiers.cases([*LADDER, *HOPPER], quick=[("gpt2", "tiled", "sm_80")]))
+@pytest.mark.parametrize(
+    ("name", "schedule", "arch"), tiers.cases([*LADDER, *HOPPER], quick=[("gpt2", "tiled", "sm_80")], one_of=3)
+)
 def test_a_page_is_small_whole_and_linked(name: str, schedule: str, arch: str) -> None:
     made = page(loaded(name), schedule, arch)
     assert len(made.html.encode()) < 3 * MIB

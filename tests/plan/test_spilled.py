@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from attngen import define
-from attngen.cache.disk_cache import digest
 from attngen.device.cuda.compiler import nvrtc_version
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
@@ -24,26 +23,18 @@ from attngen.plan.tile import Tile
 from attngen.schedules import choose
 from attngen.schedules.fused_mma.registers import may_hold_q
 from tests import tiers
-from tests.conftest import ROOT
 from tests.harness import SPECS
 
 PLACES = [(schedule, arch) for schedule, (_, measured) in SPACES.items() for arch in measured.arches]
 pytestmark = pytest.mark.skipif(f"NVRTC-{nvrtc_version()}" not in compilers(), reason="this NVRTC has made no table")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("schedule", "arch"), PLACES)
+@pytest.mark.parametrize(("schedule", "arch"), tiers.cases(PLACES, one_of=3))
 def test_default_plans_of_shipped_specs_spill_nothing(schedule: str, arch: str) -> None:
     plans = [plan for plan in default_plans(schedule, arch) if plan.facts.spec.name in SPECS]
     found = {plan.facts.spec.name: spilled_bytes(emit(plan.facts.spec, plan)) for plan in plans}
     assert found == dict.fromkeys(found, 0)
     assert len(found) >= len(SPECS) - 2  # wgmma has no fp32
-
-
-def package_files() -> Iterator[Path]:
-    """The files that decide what is emitted."""
-    for pattern in ("attngen/**/*.py", "templates/**/*", "specs/*.attn"):
-        yield from (path for path in sorted(ROOT.glob(pattern)) if path.is_file())
 
 
 @pytest.mark.long
@@ -52,7 +43,7 @@ def test_default_plans_drawn_anew_for_each_version_spill_nothing(count: int) -> 
     """What notices that kernels have changed since the table was made: each version of the package compiles other kernels of
     the whole space, all of which `python -m attngen.inspect.spilled` has found without spills. One version draws the same ones
     in each run: what ptxas makes of them does not change, and a version that has passed once passes everywhere."""
-    seed = digest(*(path.read_text() for path in package_files()))
+    seed = tiers.version()
     draw = Random(seed)
     for schedule, arch in draw.choices(PLACES, k=count):
         plan = default_plan(schedule, arch, draw.choice(planned_specs(schedule, arch)))
