@@ -38,6 +38,7 @@ class Aim:
     spoils_sinks: bool = False
     lengths: tuple[tuple[int, int], ...] = ()
     page_size: int = 0
+    wrong_lengths: bool = False
 
 
 def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
@@ -98,11 +99,14 @@ def _sequences(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
     kernel, (rows, keys) = spec.kernel, tile
     if plan.wanted or not (kernel.is_packed or kernel.is_counted):
         return
-    of_keys, of_rows = (0, 2 * keys + 3, FEW), (FEW, rows + 1, 0) if kernel.is_packed else (rows + 1,) * 3
+    of_keys, of_rows = (0, FEW, 2 * keys + 3), (FEW, 0, rows + 1) if kernel.is_packed else (rows + 1,) * 3
     pages = (0, 1, keys, 3) if kernel.is_paged and kernel.page_size is None else (0,)
     for page_size, shift in product(pages, (0, 1)):
         lengths = tuple(zip(of_rows, (*of_keys[shift:], *of_keys[:shift]), strict=True))
-        yield Aim(Shape(3, 2, 1, rows + 1, 2 * keys + 3), lengths=lengths, page_size=page_size)
+        shape = Shape(3, 2, 1, rows + 1, 2 * keys + 3)
+        yield Aim(shape, varied=False, lengths=lengths, page_size=page_size)
+        if shift == 0 and page_size in (0, 1):
+            yield Aim(shape, varied=False, lengths=lengths, page_size=page_size, wrong_lengths=True)
 
 
 def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:

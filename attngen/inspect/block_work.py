@@ -75,6 +75,7 @@ class Case:
     spoils_dout: bool = False  # an element of dO is not finite
     lengths: tuple[tuple[int, int], ...] = ()  # rows and keys of sequences, if they differ
     page_size: int = PAGE_SIZE
+    wrong_lengths: bool = False  # some are outside of the tensors
 
     @cached_property
     def _inputs(self) -> dict[str, Array]:

@@ -32,7 +32,7 @@ from attngen.plan.plan import Direction
 from attngen.reference.compare import Comparison, compare
 from attngen.reference.compare_gradients import compare_gradients
 from attngen.reference.problems import Sample, Shape
-from attngen.reference.stored import PAGE_SIZE, apart, dense, of_sequences, stored, with_layout
+from attngen.reference.stored import PAGE_SIZE, apart, dense, of_sequences, stored, with_layout, with_wrong_lengths
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV, differentiable
 
@@ -444,6 +444,8 @@ def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[A
     """O and lse as numpy storage arrays, wherever the kernel ran: dense, or with `lengths` in the spec's storage."""
     rows, keys = zip(*trial.lengths, strict=True) if trial.lengths else (None, None)
     arrays = stored(compiled.spec, problem, rows, keys, trial.page_size or PAGE_SIZE)
+    if trial.wrong_lengths:
+        arrays = with_wrong_lengths(compiled.spec, arrays)
     on_gpu = compiled.device.name.startswith("cuda")
     if on_gpu:
         from attngen.inspect.gpu_memory import to_gpu

@@ -205,6 +205,12 @@ SEQUENCES = (
         lambda case: bool(case.lengths) and case.lengths[0][1] == 0,
     ),
     Circumstance(
+        "wrong_lengths",
+        "numbers of rows or keys outside of the tensors",
+        _has_lengths,
+        lambda case: case.wrong_lengths and (case.page_size == 1 or not _is_paged(case.plan)),
+    ),
+    Circumstance(
         "page_of_one_row",
         "pages of one row, and a sequence with several",
         _is_paged,

@@ -52,6 +52,7 @@ class Setting(NamedTuple):
     spoils_dout: bool = False
     lengths: tuple[tuple[int, int], ...] = ()
     page_size: int = PAGE_SIZE
+    wrong_lengths: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class Trial:
     (`stored.with_layout`). If it `spoils_dout`, an element of dO is NaN.
 
     With `lengths`, in packed, padded and paged storage, sequences have so many rows and keys; the shape has the longest. Pages
-    have `page_size` rows, if it is not 0."""
+    have `page_size` rows, if it is not 0. With `wrong_lengths`, some numbers are outside of the tensors
+    (`stored.with_wrong_lengths`)."""
 
     shape: Shape
     params: Mapping[str, int | float]
@@ -75,12 +77,19 @@ class Trial:
     spoils_dout: bool = False
     lengths: tuple[tuple[int, int], ...] = ()
     page_size: int = field(default=0, compare=False)
+    wrong_lengths: bool = field(default=False, compare=False)
 
     @property
     def setting(self) -> Setting:
         """What a `Case` says of it beside its sizes and values."""
         return Setting(
-            self.multiprocessors, self.sections, self.laid_out, self.spoils_dout, self.lengths, self.page_size or PAGE_SIZE
+            self.multiprocessors,
+            self.sections,
+            self.laid_out,
+            self.spoils_dout,
+            self.lengths,
+            self.page_size or PAGE_SIZE,
+            self.wrong_lengths,
         )
 
     def problem(self, spec: AttentionSpec) -> Sample:
@@ -99,6 +108,7 @@ class Trial:
         parts += ["NaN in one element of dO"] if self.spoils_dout else []
         parts += ["sequences of " + ", ".join(f"{rows} x {keys}" for rows, keys in self.lengths)] if self.lengths else []
         parts += [f"pages of {counted(self.page_size, 'row')}"] if self.page_size else []
+        parts += ["lengths outside of the tensors"] if self.wrong_lengths else []
         parts += [f"{self.draw.scores} scores"] if self.draw.scores != "random" else []
         parts += [f"a device of {counted(self.multiprocessors, 'multiprocessor')}"] if self.multiprocessors else []
         return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")

@@ -256,6 +256,7 @@ class _Search:
             spoils_dout=aim.spoils_dout,
             lengths=aim.lengths,
             page_size=aim.page_size,
+            wrong_lengths=aim.wrong_lengths,
         )
 
     def _take_steep(self, usual: Trial) -> None:

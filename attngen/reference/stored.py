@@ -14,6 +14,7 @@ from attngen.spec.dtypes import round_to_storage
 PAGE_SIZE = 16  # rows, of a spec that does not state it
 RUBBISH = -(2**31)  # in entries of a page table that no key needs
 GAP = 16  # elements: rows begin at multiples of 16 bytes, of booleans too
+WRONG = 5  # rows or keys that a sequence does not have
 SPARE_PAGES = 2  # of a pool, in no sequence
 
 
@@ -54,6 +55,23 @@ def stored(
     if kernel.is_counted and any("kv_len" in declared.dims for declared in spec.inputs):
         arrays["max_kv_len"] = kv_len  # captured tensors have an element for each key, not for all that pages have room for
     return arrays
+
+
+def with_wrong_lengths(spec: AttentionSpec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `stored` with numbers of keys below 0, and past the room for them, in the place of 0 and of as many as
+    there is room for; and with a first row before the first one and an end after the last one. Kernels take the nearest numbers
+    that are possible, so that results are the same."""
+    found = dict(arrays)
+    if spec.kernel.is_counted:
+        room = arrays["page_table"].shape[1] * arrays["k"].shape[2] if spec.kernel.is_paged else arrays["k"].shape[2]
+        room, used = min(room, arrays.get("max_kv_len", room)), arrays["seqused"]
+        found["seqused"] = np.where(used == 0, -WRONG, np.where(used == room, used + WRONG, used)).astype(used.dtype)
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        if name in arrays:
+            moved = arrays[name].copy()
+            moved[0], moved[-1] = -WRONG, moved[-1] + WRONG
+            found[name] = moved
+    return found
 
 
 def apart(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -99,6 +99,16 @@ ALL_PARTIAL = "the mask of a full tile is computed too, and allows every pair"
 HIDES_NO_ROW = "each row has a key, so that the mask hides nothing of Q and dO that could be infinite or NaN"
 HAS_A_KEY = "each row that the mask can see has a key in the first tile that is visited"
 
+DECODE = ("llama_gqa_decode.cu", "mistral_window_decode.cu")
+
+OF_LAUNCHES = (
+    WithoutEffect(
+        DECODE,
+        ("let_next_kernel_start();: left out",),
+        "the next kernel then starts when this one has ended, as it does without the attribute of its launch",
+    ),
+)
+
 # --- bounds and guards that other sizes of the plan would need
 OF_OTHER_SIZES = (
     WithoutEffect(
@@ -722,6 +732,7 @@ OF_WORK = (
 )
 
 WITHOUT_EFFECT = (
+    *OF_LAUNCHES,
     *OF_OTHER_SIZES,
     *OF_TILES,
     *OF_WINDOWS,

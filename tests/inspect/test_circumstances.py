@@ -137,7 +137,9 @@ def test_a_backward_that_is_wrong_in_one_circumstance_is_reported(
     [
         ("paged", "decode", r"min\(max\(seqused\[b_idx\], 0\), max_kv_len\)", "max_kv_len"),
         ("paged", "naive", r"% page_size\)", "% 16)"),
-        ("packed", "fused", r"max\(cu_seqlens\[b\], 0\)", "max(cu_seqlens[b], b)"),
+        ("packed", "fused", r"max\(cu_seqlens\[b\], 0\)", "max(cu_seqlens[b], 3 * b)"),
+        ("packed", "fused", r"max\(cu_seqlens\[b\], 0\)", "cu_seqlens[b]"),
+        ("padded", "fused", r"min\(max\(seqused\[b_idx\], 0\), max_kv_len\)", "max(seqused[b_idx], 0)"),
     ],
 )
 def test_sequences_have_several_lengths_and_pages_several_sizes(storage: Storage, schedule: str, old: str, new: str) -> None:

@@ -58,17 +58,20 @@ LARGE = {
 }
 
 
+SOLVED = ("400 affine terms",)  # a number of each row, with which a pair is compared
+
+
 @pytest.mark.parametrize("name", tiers.cases(LARGE, quick=["400 wheres", "300 elements"]))
 def test_large_texts_are_planned_and_printed(name: str) -> None:
     spec = spec_of(LARGE[name])
-    assert facts_of(spec).pair_cost > INLINED_UP_TO
+    assert (facts_of(spec).pair_cost > INLINED_UP_TO) == (name not in SOLVED)
     plan = choose(spec, ARCHES["sm_90a"])
-    assert plan.keyword == "fused"
+    assert plan.keyword == ("hopper" if name in SOLVED else "fused")
     bounds = plan.bounds
     assert all(e.size <= LARGEST + 8 for e in (bounds.begin, bounds.end, bounds.may, bounds.must))
     text = emit(spec, plan).text
     kind = "float score" if spec.mask is None else "bool mask"
-    assert f"__noinline__ {kind}(" in text  # one copy, not one for each of a thread's pairs
+    assert (f"__noinline__ {kind}(" in text) == (name not in SOLVED)  # one copy, not one for each of a thread's pairs
     assert len(text) < 400_000
 
 
