@@ -144,7 +144,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), tiers.cases([(name, count) for name in ALL for count in (20, 1000)], quick=lambda _, count: count == 20)
+    ("name", "count"),
+    tiers.cases([(name, count) for name in ALL for count in (20, 1000)], quick=lambda _, count: count == 20, one_of=3),
 )
 def test_a_thousand_numbers_compile_one_kernel(name: str, count: int, compiled: list[str]) -> None:
     for number in MANY[:count]:
