@@ -97,7 +97,7 @@ def _several_batches(plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
 def _sequences(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
     """Sequences of several lengths, 0 among them, and pages of one row and of tiles."""
     kernel, (rows, keys) = spec.kernel, tile
-    if plan.wanted or not (kernel.is_packed or kernel.is_counted):
+    if not (kernel.is_packed or kernel.is_counted):
         return
     of_keys, of_rows = (0, FEW, 2 * keys + 3), (FEW, 0, rows + 1) if kernel.is_packed else (rows + 1,) * 3
     pages = (0, 1, keys, 3) if kernel.is_paged and kernel.page_size is None else (0,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from attngen.reference.compare_gradients import gradient_dtype
 from attngen.reference.gradients import Loss
 from attngen.reference.numpy_oracle import Reference
 from attngen.reference.problems import Sample
-from attngen.reference.stored import Layout, apart, begins_of, with_layout
+from attngen.reference.stored import Layout, apart, begins_of, unpacked, with_layout, with_wrong_lengths
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import round_to_storage
 from attngen.spec.gradient import QKV, gradient_argument
@@ -64,6 +64,27 @@ def run_backward(
         for name, array in found.items()
         if name in lengths
     }
+
+
+def run_sequences(
+    compiled: CompiledBackward,
+    sequences: Sequence[Mapping[str, Array]],
+    captured: Mapping[str, Array],
+    params: Mapping[str, int | float],
+    wrong_lengths: bool = False,
+) -> list[dict[str, Array]]:
+    """The gradients of Q, K and V of packed sequences, [1, heads, length, size] each. The arrays of a sequence are [heads,
+    length] or [heads, length, size]; `captured` are those of the call. `wrong_lengths`: see `with_wrong_lengths`."""
+    spec = compiled.spec
+    lengths = {name: [one[name].shape[1] for one in sequences] for name in QKV}
+    joined = {name: np.concatenate([one[name] for one in sequences], axis=1) for name in sequences[0]}
+    arrays = {name: array.swapaxes(0, 1) if array.ndim == 3 else array for name, array in joined.items()}
+    begins = {"cu_seqlens_q": begins_of(lengths["q"]), "cu_seqlens_k": begins_of(lengths["k"])}
+    begins = with_wrong_lengths(spec, begins) if wrong_lengths else begins
+    longest = {"max_q_len": max(lengths["q"]), "max_kv_len": max(lengths["k"])}
+    found = _run(compiled, {**arrays, **captured, **begins}, {**params, **longest}, is_apart=True)
+    each = {name: unpacked(found[name], lengths[name], 0) for name in QKV if name in found}
+    return [{name: parts[b].swapaxes(0, 1)[None] for name, parts in each.items()} for b in range(len(sequences))]
 
 
 OF_ROWS = (*QKV, "dout", "out", "lse", "lse_rest", "dlse")

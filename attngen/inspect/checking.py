@@ -18,7 +18,7 @@ from attngen.backward import CompiledBackward
 from attngen.device.emulated.findings import EmulationError
 from attngen.device.protocol import Device
 from attngen.emit.emitter import emit
-from attngen.inspect.backward import backward_inputs, run_backward
+from attngen.inspect.backward import backward_inputs, run_backward, run_sequences
 from attngen.inspect.block_work import MULTIPROCESSORS
 from attngen.inspect.few_heads import is_same_code, text_for, with_few_heads
 from attngen.inspect.known import Fixed, Known, Problems, Trial
@@ -29,7 +29,7 @@ from attngen.plan import Plan
 from attngen.plan.facts import DETERMINISTIC
 from attngen.plan.heads_in_l2 import HeadsInL2
 from attngen.plan.plan import Direction
-from attngen.reference.compare import Comparison, compare
+from attngen.reference.compare import Comparison, Wrong, compare
 from attngen.reference.compare_gradients import compare_gradients
 from attngen.reference.problems import Sample, Shape
 from attngen.reference.stored import PAGE_SIZE, apart, dense, of_sequences, stored, with_layout, with_wrong_lengths
@@ -386,6 +386,8 @@ def _computed_beside(knowns: Sequence[Known], plan: Plan) -> Iterator[list[Compu
 
 def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:
     """Of `trial`: what is known of its problem may have been computed for one with other strides."""
+    if trial.lengths:
+        return _run_backward_of_sequences(compiled, known, computed, trial)
     arrays = backward_inputs(compiled.spec, compiled.plan, known.poisoned, known.poisoned_loss, known.reference)
     start = perf_counter()
     gradients = run_backward(_on_device_of(compiled, trial), arrays, trial.params, trial.apart, trial.laid_out)
@@ -398,6 +400,34 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, 
     wrong = tuple(tensor for one in each.values() for tensor in one.wrong)
     errors = {name: GradientErrors(one.error, one.allowed) for name, one in each.items()}
     return replace(worst, wrong=wrong), done, errors
+
+
+def _run_backward_of_sequences(compiled: CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:
+    """Gradients of captured tensors, which are sums over all sequences, are computed and not compared."""
+    spec, plan = compiled.spec, compiled.plan
+    computed.result()
+    of = [known.of_lengths[lengths] for lengths in trial.lengths]
+    every = [backward_inputs(spec, plan, one.sample, one.loss, one.reference) for one in of]
+    captured = {name: array for name, array in known.sample.inputs.items() if name in every[0]}
+    sequences = [{n: array[b] for n, array in one.items() if n not in captured} for b, one in enumerate(every)]
+    start = perf_counter()
+    found = run_sequences(_on_device_of(compiled, trial), sequences, captured, trial.params, trial.wrong_lengths)
+    done = perf_counter() - start
+    each = []
+    for b, (one, gradients) in enumerate(zip(of, found, strict=True)):
+        compared = compare_gradients(gradients, one.least_gradients(plan).of_batch(b))
+        if not all(each.passed for each in compared.values()):
+            compared = compare_gradients(gradients, one.gradients(plan).of_batch(b))
+        each += [(name, replace(of_one, wrong=_of_sequence(b, of_one.wrong))) for name, of_one in compared.items()]
+    worst = max((one for _, one in each), key=lambda one: one.excess)
+    errors = {name: max((c for n, c in each if n == name), key=lambda one: one.excess) for name, _ in each}
+    wrong = tuple(tensor for _, one in each for tensor in one.wrong)
+    return replace(worst, wrong=wrong), done, {n: GradientErrors(one.error, one.allowed) for n, one in errors.items()}
+
+
+def _of_sequence(b: int, wrong: Sequence[Wrong]) -> tuple[Wrong, ...]:
+    """The same, of which the first index is that of a sequence."""
+    return tuple(replace(one, index=(b, *one.index[1:])) for one in wrong)
 
 
 def _run(compiled: CompiledAttention, known: Known, computed: Computed, trial: Trial) -> Found:
@@ -422,7 +452,7 @@ def _compared(output: Any, lse: Any, known: Known, b: int | None = None) -> Comp
     if found.passed:
         return found
     found = compare(output, lse, known.truth if b is None else known.truth.of_batch(b))
-    return found if b is None else replace(found, wrong=tuple(replace(w, index=(b, *w.index[1:])) for w in found.wrong))
+    return found if b is None else replace(found, wrong=_of_sequence(b, found.wrong))
 
 
 def _on_device_of(compiled: C, trial: Trial) -> C:

@@ -174,12 +174,12 @@ SIZES = (
 
 def _has_lengths(plan: Plan) -> bool:
     kernel = plan.facts.spec.kernel
-    return (kernel.is_packed or kernel.is_counted) and not plan.wanted
+    return kernel.is_packed or kernel.is_counted
 
 
 def _is_paged(plan: Plan) -> bool:
     kernel = plan.facts.spec.kernel
-    return kernel.is_paged and kernel.page_size is None and not plan.wanted
+    return kernel.is_paged and kernel.page_size is None
 
 
 SEQUENCES = (

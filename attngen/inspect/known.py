@@ -200,11 +200,8 @@ class Known:
 
     def compute(self, plan: Plan) -> None:
         """Computes what the results of `plan` are first compared with."""
-        if plan.wanted:
-            self.least_gradients(plan)
-            return
         for known in self.of_lengths.values() or (self,):
-            _ = known.least_truth
+            _ = known.least_gradients(plan) if plan.wanted else known.least_truth
 
 
 def _with_nan(array: Array, hidden: Array, spec: AttentionSpec) -> Array:

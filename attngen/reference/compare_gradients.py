@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,10 @@ class GradientTruth:
     exact: Mapping[str, Array]
     allowed: Mapping[str, float]
     axes: Mapping[str, tuple[str, ...]]  # the names of their axes
+
+    def of_batch(self, b: int) -> GradientTruth:
+        """What is expected of one batch: the gradients of Q, K and V alone, as others are sums over all."""
+        return replace(self, exact={name: array[b : b + 1] for name, array in self.exact.items() if name in QKV})
 
 
 def gradient_truth(

@@ -146,6 +146,15 @@ def test_sequences_have_several_lengths_and_pages_several_sizes(storage: Storage
     assert is_reported(STORED[storage], Kernel(schedule, EmulatedDevice()), old, new)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "arch"), tiers.cases([("fused", "sm_80"), ("hopper", "sm_90a")], quick=[("fused", "sm_80")])
+)
+def test_sequences_of_a_backward_have_several_lengths(schedule: str, arch: str) -> None:
+    kernel = Kernel(schedule, EmulatedDevice(arch=arch), QKV)
+    assert is_reported(STORED["packed"], kernel, r"max\(cu_seqlens\[b\], 0\)", "max(cu_seqlens[b], 3 * b)")
+    assert is_reported(STORED["packed"], kernel, r"max\(cu_seqlens\[b\], 0\)", "cu_seqlens[b]")
+
+
 def test_packed_sequences_are_checked_with_no_sequence_too() -> None:
     for wanted in ((), QKV):
         (found,) = check_exercised(STORED["packed"], [Kernel("naive", EmulatedDevice(), wanted)], Fixed())
