@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from attngen.inspect.block_work import visits_keys, visits_rows
-from attngen.inspect.circumstances import OF_WORD, classifies_together, fills_of, is_broadcast
+from attngen.inspect.circumstances import OF_WORD, classifies_together, fills_of, has_sequences, is_broadcast
 from attngen.inspect.known import LAYOUTS
 from attngen.plan import Plan
 from attngen.plan.split_keys import PackedTiles
@@ -49,6 +49,7 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
         yield Aim(Shape(1, 1, 1, 3 * 128 + 1, 0), 1, varied=False)
     for q_len, kv_len in _lengths(plan, tile):
         yield Aim(Shape(1, 1, 1, q_len, kv_len))
+    yield from _of_groups(plan, tile)
     yield from _several_batches(plan, tile)
     yield from _sequences(spec, plan, tile)
     yield from _own(spec, plan, tile)
@@ -86,6 +87,14 @@ def _lengths(plan: Plan, tile: tuple[int, int]) -> Iterator[tuple[int, int]]:
         yield from ((filled, FEW), (filled, keys), (filled, filled))
 
 
+def _of_groups(plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
+    """Keys that several query heads share: a block of keys visits the tiles of rows of each."""
+    rows, keys = tile
+    if visits_rows(plan):
+        held = plan.own.held_keys if plan.schedule.is_warp_specialized else keys
+        yield Aim(Shape(1, 2, 1, max(rows, held) + 1, held + 1))
+
+
 def _several_batches(plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
     """Batches whose captured numbers differ."""
     rows, keys = tile
@@ -97,7 +106,7 @@ def _several_batches(plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
 def _sequences(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
     """Sequences of several lengths, 0 among them, and pages of one row and of tiles."""
     kernel, (rows, keys) = spec.kernel, tile
-    if not (kernel.is_packed or kernel.is_counted):
+    if not has_sequences(plan):
         return
     of_keys, of_rows = (0, FEW, 2 * keys + 3), (FEW, 0, rows + 1) if kernel.is_packed else (rows + 1,) * 3
     pages = (0, 1, keys, 3) if kernel.is_paged and kernel.page_size is None else (0,)

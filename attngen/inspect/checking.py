@@ -9,49 +9,28 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock, Thread
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
 from attngen.device.emulated.findings import EmulationError
 from attngen.device.protocol import Device
-from attngen.emit.emitter import emit
-from attngen.inspect.backward import backward_inputs, run_backward, run_sequences
 from attngen.inspect.block_work import MULTIPROCESSORS
 from attngen.inspect.few_heads import is_same_code, text_for, with_few_heads
 from attngen.inspect.known import Fixed, Known, Problems, Trial
 from attngen.inspect.other_process import OtherProcess, can_fork
 from attngen.inspect.prepare import check_call, compile_text, plan_for
+from attngen.inspect.run_trial import Computed, GradientErrors, run_trial
 from attngen.inspect.trials import Chosen, choose_trials
 from attngen.plan import Plan
 from attngen.plan.facts import DETERMINISTIC
-from attngen.plan.heads_in_l2 import HeadsInL2
 from attngen.plan.plan import Direction
-from attngen.reference.compare import Comparison, Wrong, compare
-from attngen.reference.compare_gradients import compare_gradients
-from attngen.reference.problems import Sample, Shape
-from attngen.reference.stored import PAGE_SIZE, apart, dense, of_sequences, stored, with_layout, with_wrong_lengths
+from attngen.reference.compare import Comparison
+from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV, differentiable
 
 COMPILERS = 2  # kernels that are compiled at a time
-
-
-class FewHeads(HeadsInL2):
-    """Fewer heads numbered together than a call has: all but those of the last key/value head."""
-
-    def __call__(self, sizes: Mapping[str, int]) -> int:
-        heads, group = sizes["batch"] * sizes["kv_heads"], sizes["q_heads"] // sizes["kv_heads"]
-        return max(heads - 1, 1) * group
-
-
-class GradientErrors(NamedTuple):
-    """The largest error of one gradient, and its bound."""
-
-    error: float
-    allowed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +73,8 @@ class Checked:
         return f"with {worst.what}; {len(failed)} of {len(self.problems)} problems fail"
 
 
-C = TypeVar("C", CompiledAttention, CompiledBackward)
 NOTHING_CHOSEN = Chosen((), ())
 Progress = Callable[[str], None]
-Computed = Future[None]  # what a problem's results are compared with
-Found = tuple[Comparison, float, Mapping[str, GradientErrors]]  # of a problem; the seconds of the run
 
 
 class Kernel(NamedTuple):
@@ -345,8 +321,7 @@ def _result(job: _Job, compiled_by: Callable[[], tuple[Made, float]], progress: 
         tried = []
         for number, (trial, known, computed) in enumerate(zip(chosen.trials, knowns, expected, strict=True), 1):
             progress(f"running {name} on {device.name}: problem {number} of {len(expected)}")
-            run = _run_backward if isinstance(compiled, CompiledBackward) else _run
-            found = run(compiled, known, computed, trial)  # type: ignore[arg-type]
+            found = run_trial(compiled, known, computed, trial)
             of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
             tried.append(Tried(*of_trial, *found))
     others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
@@ -382,124 +357,3 @@ def _computed_beside(knowns: Sequence[Known], plan: Plan) -> Iterator[list[Compu
     finally:
         for future in futures:
             future.cancel()
-
-
-def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:
-    """Of `trial`: what is known of its problem may have been computed for one with other strides."""
-    if trial.lengths:
-        return _run_backward_of_sequences(compiled, known, computed, trial)
-    arrays = backward_inputs(compiled.spec, compiled.plan, known.poisoned, known.poisoned_loss, known.reference)
-    start = perf_counter()
-    gradients = run_backward(_on_device_of(compiled, trial), arrays, trial.params, trial.apart, trial.laid_out)
-    done = perf_counter() - start
-    computed.result()
-    each = compare_gradients(gradients, known.least_gradients(compiled.plan))
-    if not all(one.passed for one in each.values()):
-        each = compare_gradients(gradients, known.gradients(compiled.plan))
-    worst = max(each.values(), key=lambda one: one.excess)
-    wrong = tuple(tensor for one in each.values() for tensor in one.wrong)
-    errors = {name: GradientErrors(one.error, one.allowed) for name, one in each.items()}
-    return replace(worst, wrong=wrong), done, errors
-
-
-def _run_backward_of_sequences(compiled: CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:
-    """Gradients of captured tensors, which are sums over all sequences, are computed and not compared."""
-    spec, plan = compiled.spec, compiled.plan
-    computed.result()
-    of = [known.of_lengths[lengths] for lengths in trial.lengths]
-    every = [backward_inputs(spec, plan, one.sample, one.loss, one.reference) for one in of]
-    captured = {name: array for name, array in known.sample.inputs.items() if name in every[0]}
-    sequences = [{n: array[b] for n, array in one.items() if n not in captured} for b, one in enumerate(every)]
-    start = perf_counter()
-    found = run_sequences(_on_device_of(compiled, trial), sequences, captured, trial.params, trial.wrong_lengths)
-    done = perf_counter() - start
-    each = []
-    for b, (one, gradients) in enumerate(zip(of, found, strict=True)):
-        compared = compare_gradients(gradients, one.least_gradients(plan).of_batch(b))
-        if not all(each.passed for each in compared.values()):
-            compared = compare_gradients(gradients, one.gradients(plan).of_batch(b))
-        each += [(name, replace(of_one, wrong=_of_sequence(b, of_one.wrong))) for name, of_one in compared.items()]
-    worst = max((one for _, one in each), key=lambda one: one.excess)
-    errors = {name: max((c for n, c in each if n == name), key=lambda one: one.excess) for name, _ in each}
-    wrong = tuple(tensor for _, one in each for tensor in one.wrong)
-    return replace(worst, wrong=wrong), done, {n: GradientErrors(one.error, one.allowed) for n, one in errors.items()}
-
-
-def _of_sequence(b: int, wrong: Sequence[Wrong]) -> tuple[Wrong, ...]:
-    """The same, of which the first index is that of a sequence."""
-    return tuple(replace(one, index=(b, *one.index[1:])) for one in wrong)
-
-
-def _run(compiled: CompiledAttention, known: Known, computed: Computed, trial: Trial) -> Found:
-    start = perf_counter()
-    results = _call(_on_device_of(compiled, trial), known.poisoned, trial)
-    done = perf_counter() - start
-    computed.result()
-    if not trial.lengths:
-        return _compared(*results, known), done, {}
-    sequences = of_sequences(compiled.spec, [rows for rows, _ in trial.lengths], *results)
-    found = [
-        _compared(*result, known.of_lengths[lengths], b)
-        for b, (lengths, result) in enumerate(zip(trial.lengths, sequences, strict=True))
-    ]
-    worst = max(found, key=lambda one: one.excess)
-    return replace(worst, wrong=tuple(tensor for one in found for tensor in one.wrong)), done, {}
-
-
-def _compared(output: Any, lse: Any, known: Known, b: int | None = None) -> Comparison:
-    """The errors of all batches, or of sequence `b`, whose results these are."""
-    found = compare(output, lse, known.least_truth if b is None else known.least_truth.of_batch(b))
-    if found.passed:
-        return found
-    found = compare(output, lse, known.truth if b is None else known.truth.of_batch(b))
-    return found if b is None else replace(found, wrong=_of_sequence(b, found.wrong))
-
-
-def _on_device_of(compiled: C, trial: Trial) -> C:
-    """The same kernel on an emulated device with the multiprocessors of `trial`; GPUs have theirs. If few heads are numbered
-    together, its launches have another number of them."""
-    if trial.sections:
-        plan = replace(compiled.plan, heads_in_l2=FewHeads(0, 0, 0))
-        source = replace(emit(compiled.spec, plan), text=compiled.source.text)
-        compiled = replace(compiled, plan=plan, kernel=compiled.device.compile(source))
-    if not trial.multiprocessors or compiled.device.name.startswith("cuda"):
-        return compiled
-    from attngen.device.emulated.device import EmulatedDevice
-
-    assert isinstance(compiled.device, EmulatedDevice)
-    return replace(compiled, device=replace(compiled.device, multiprocessors=trial.multiprocessors))
-
-
-def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[Any, Any]:
-    """O and lse as numpy storage arrays, wherever the kernel ran: dense, or with `lengths` in the spec's storage."""
-    rows, keys = zip(*trial.lengths, strict=True) if trial.lengths else (None, None)
-    arrays = stored(compiled.spec, problem, rows, keys, trial.page_size or PAGE_SIZE)
-    if trial.wrong_lengths:
-        arrays = with_wrong_lengths(compiled.spec, arrays)
-    on_gpu = compiled.device.name.startswith("cuda")
-    if on_gpu:
-        from attngen.inspect.gpu_memory import to_gpu
-
-        arrays = {name: array if isinstance(array, int) else to_gpu(array) for name, array in arrays.items()}
-    if not on_gpu:
-        arrays["out"] = _poisoned(arrays["q"], compiled.spec)
-        if trial.apart:
-            arrays |= apart({name: arrays[name] for name in (*QKV, "out", *problem.inputs)})
-        if trial.laid_out:
-            name, layout = trial.laid_out
-            arrays[name] = with_layout(arrays[name], layout)
-    given: dict[str, Any] = {**arrays, **trial.params}
-    result = compiled(**given)
-    output, lse = result if compiled.spec.lse else (result, None)
-    if on_gpu:
-        from attngen.inspect.gpu_memory import from_gpu
-
-        output, lse = from_gpu(output), None if lse is None else from_gpu(lse)
-    return (output, lse) if trial.lengths else dense(compiled.spec, problem, output, lse)
-
-
-def _poisoned(q: Any, spec: AttentionSpec) -> Any:
-    """An output full of NaN: an element that no thread writes then fails the comparison."""
-    out = np.empty((*q.shape[:-1], spec.head_dim_v), spec.dtype.numpy)
-    out.view(np.uint8)[...] = 0xFF
-    return out

@@ -23,6 +23,7 @@ from attngen.reference.problems import broadcast_dims, captured_sinks
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
+from attngen.spec.gradient import QKV
 from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
 
 FEW_ROWS = 8  # fewer than any warp has
@@ -172,9 +173,10 @@ SIZES = (
 # --- sequences
 
 
-def _has_lengths(plan: Plan) -> bool:
+def has_sequences(plan: Plan) -> bool:
+    """Whether sequences of a call may have several lengths, and results that are compared one by one."""
     kernel = plan.facts.spec.kernel
-    return kernel.is_packed or kernel.is_counted
+    return (kernel.is_packed or kernel.is_counted) and (not plan.wanted or bool({*QKV} & {*plan.wanted}))
 
 
 def _is_paged(plan: Plan) -> bool:
@@ -186,13 +188,13 @@ SEQUENCES = (
     Circumstance(
         "sequence_without_rows",
         "a sequence without rows, between others",
-        lambda plan: _has_lengths(plan) and plan.facts.spec.kernel.is_packed,
+        lambda plan: has_sequences(plan) and plan.facts.spec.kernel.is_packed,
         lambda case: any(rows == 0 for rows, _ in case.lengths),
     ),
     Circumstance(
         "sequence_without_keys",
         "a sequence of rows without keys, beside one of several tiles of keys",
-        _has_lengths,
+        has_sequences,
         lambda case: (
             any(rows > 0 and keys == 0 for rows, keys in case.lengths)
             and any(rows > 0 and keys > case.tile[1] for rows, keys in case.lengths)
@@ -201,13 +203,13 @@ SEQUENCES = (
     Circumstance(
         "first_sequence_without_keys",
         "a first sequence without keys",
-        _has_lengths,
+        has_sequences,
         lambda case: bool(case.lengths) and case.lengths[0][1] == 0,
     ),
     Circumstance(
         "wrong_lengths",
         "numbers of rows or keys outside of the tensors",
-        _has_lengths,
+        has_sequences,
         lambda case: case.wrong_lengths and (case.page_size == 1 or not _is_paged(case.plan)),
     ),
     Circumstance(

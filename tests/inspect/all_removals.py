@@ -28,11 +28,11 @@ from attngen.device.emulated import device as emulated
 from attngen.device.emulated.build import runtime_digest
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
-from attngen.inspect import checking
 from attngen.inspect.checking import Kernel
 from attngen.inspect.few_heads import is_same_code, text_for, with_few_heads
 from attngen.inspect.ladder import kernels
 from attngen.inspect.prepare import compile_text, plan_for
+from attngen.inspect.run_trial import run_trial
 from attngen.inspect.trials import Fixed, Known, choose_trials
 from attngen.plan import Plan
 from attngen.spec.attention import AttentionSpec
@@ -110,11 +110,10 @@ class Harness:
         known.compute(self.plan)
         done: Future[None] = Future()
         done.set_result(None)
-        run = checking._run_backward if isinstance(self.compiled, CompiledBackward) else checking._run
         self.number.value = number
         with patch.object(emulated, "_budget", lambda *_: budget):
             try:
-                comparison, _, _ = run(self.compiled, known, done, one)  # type: ignore[arg-type]
+                comparison, _, _ = run_trial(self.compiled, known, done, one)
             except EmulationError as error:
                 return error.kind
             finally:

@@ -1,0 +1,170 @@
+"""One problem of a check, run by a kernel and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from attngen.api import CompiledAttention
+from attngen.backward import CompiledBackward
+from attngen.emit.emitter import emit
+from attngen.inspect.backward import backward_inputs, run_backward, run_sequences
+from attngen.inspect.known import Known, Trial
+from attngen.plan.heads_in_l2 import HeadsInL2
+from attngen.reference.compare import Comparison, Wrong, compare
+from attngen.reference.compare_gradients import compare_gradients
+from attngen.reference.problems import Sample
+from attngen.reference.stored import PAGE_SIZE, apart, dense, of_sequences, stored, with_layout, with_wrong_lengths
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.gradient import QKV
+
+
+class FewHeads(HeadsInL2):
+    """Fewer heads numbered together than a call has: all but those of the last key/value head."""
+
+    def __call__(self, sizes: Mapping[str, int]) -> int:
+        heads, group = sizes["batch"] * sizes["kv_heads"], sizes["q_heads"] // sizes["kv_heads"]
+        return max(heads - 1, 1) * group
+
+
+class GradientErrors(NamedTuple):
+    """The largest error of one gradient, and its bound."""
+
+    error: float
+    allowed: float
+
+
+C = TypeVar("C", CompiledAttention, CompiledBackward)
+Computed = Future[None]  # what a problem's results are compared with
+Found = tuple[Comparison, float, Mapping[str, GradientErrors]]  # of a problem; the seconds of the run
+
+
+def run_trial(compiled: CompiledAttention | CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:
+    """The results of `trial` beside what is known of its problem, once that is `computed`: perhaps for a trial with other
+    strides. Raises what running raises."""
+    if isinstance(compiled, CompiledBackward):
+        return (_backward_of_sequences if trial.lengths else _backward)(compiled, known, computed, trial)
+    return _forward(compiled, known, computed, trial)
+
+
+def _backward(compiled: CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:
+    arrays = backward_inputs(compiled.spec, compiled.plan, known.poisoned, known.poisoned_loss, known.reference)
+    start = perf_counter()
+    gradients = run_backward(_on_device_of(compiled, trial), arrays, trial.params, trial.apart, trial.laid_out)
+    done = perf_counter() - start
+    computed.result()
+    each = compare_gradients(gradients, known.least_gradients(compiled.plan))
+    if not all(one.passed for one in each.values()):
+        each = compare_gradients(gradients, known.gradients(compiled.plan))
+    worst = max(each.values(), key=lambda one: one.excess)
+    wrong = tuple(tensor for one in each.values() for tensor in one.wrong)
+    errors = {name: GradientErrors(one.error, one.allowed) for name, one in each.items()}
+    return replace(worst, wrong=wrong), done, errors
+
+
+def _backward_of_sequences(compiled: CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:
+    """Gradients of captured tensors, which are sums over all sequences, are computed and not compared."""
+    spec, plan = compiled.spec, compiled.plan
+    computed.result()
+    knowns = [known.of_lengths[lengths] for lengths in trial.lengths]
+    given = [backward_inputs(spec, plan, one.sample, one.loss, one.reference) for one in knowns]
+    captured = {name: array for name, array in known.sample.inputs.items() if name in given[0]}
+    sequences = [{n: array[b] for n, array in one.items() if n not in captured} for b, one in enumerate(given)]
+    start = perf_counter()
+    found = run_sequences(_on_device_of(compiled, trial), sequences, captured, trial.params, trial.wrong_lengths)
+    done = perf_counter() - start
+    compared: list[tuple[str, Comparison]] = []
+    for b, (one, gradients) in enumerate(zip(knowns, found, strict=True)):
+        of_one = compare_gradients(gradients, one.least_gradients(plan).of_batch(b))
+        if not all(comparison.passed for comparison in of_one.values()):
+            of_one = compare_gradients(gradients, one.gradients(plan).of_batch(b))
+        compared += [(name, replace(c, wrong=_of_sequence(b, c.wrong))) for name, c in of_one.items()]
+    compared.sort(key=lambda named: named[1].excess)
+    errors = {name: GradientErrors(c.error, c.allowed) for name, c in compared}  # the worst one is the last one
+    wrong = tuple(tensor for _, c in compared for tensor in c.wrong)
+    return replace(compared[-1][1], wrong=wrong), done, errors
+
+
+def _of_sequence(b: int, wrong: Sequence[Wrong]) -> tuple[Wrong, ...]:
+    """The same, of which the first index is that of a sequence."""
+    return tuple(replace(one, index=(b, *one.index[1:])) for one in wrong)
+
+
+def _forward(compiled: CompiledAttention, known: Known, computed: Computed, trial: Trial) -> Found:
+    start = perf_counter()
+    results = _call(_on_device_of(compiled, trial), known.poisoned, trial)
+    done = perf_counter() - start
+    computed.result()
+    if not trial.lengths:
+        return _compared(*results, known), done, {}
+    sequences = of_sequences(compiled.spec, [rows for rows, _ in trial.lengths], *results)
+    found = [
+        _compared(*result, known.of_lengths[lengths], b)
+        for b, (lengths, result) in enumerate(zip(trial.lengths, sequences, strict=True))
+    ]
+    worst = max(found, key=lambda one: one.excess)
+    return replace(worst, wrong=tuple(tensor for one in found for tensor in one.wrong)), done, {}
+
+
+def _compared(output: Any, lse: Any, known: Known, b: int | None = None) -> Comparison:
+    """The errors of all batches, or of sequence `b`, whose results these are."""
+    found = compare(output, lse, known.least_truth if b is None else known.least_truth.of_batch(b))
+    if found.passed:
+        return found
+    found = compare(output, lse, known.truth if b is None else known.truth.of_batch(b))
+    return found if b is None else replace(found, wrong=_of_sequence(b, found.wrong))
+
+
+def _on_device_of(compiled: C, trial: Trial) -> C:
+    """The same kernel on an emulated device with the multiprocessors of `trial`; GPUs have theirs. If few heads are numbered
+    together, its launches have another number of them."""
+    if trial.sections:
+        plan = replace(compiled.plan, heads_in_l2=FewHeads(0, 0, 0))
+        source = replace(emit(compiled.spec, plan), text=compiled.source.text)
+        compiled = replace(compiled, plan=plan, kernel=compiled.device.compile(source))
+    if not trial.multiprocessors or compiled.device.name.startswith("cuda"):
+        return compiled
+    from attngen.device.emulated.device import EmulatedDevice
+
+    assert isinstance(compiled.device, EmulatedDevice)
+    return replace(compiled, device=replace(compiled.device, multiprocessors=trial.multiprocessors))
+
+
+def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[Any, Any]:
+    """O and lse as numpy storage arrays, wherever the kernel ran: dense, or with `lengths` in the spec's storage."""
+    rows, keys = zip(*trial.lengths, strict=True) if trial.lengths else (None, None)
+    arrays = stored(compiled.spec, problem, rows, keys, trial.page_size or PAGE_SIZE)
+    if trial.wrong_lengths:
+        arrays = with_wrong_lengths(compiled.spec, arrays)
+    on_gpu = compiled.device.name.startswith("cuda")
+    if on_gpu:
+        from attngen.inspect.gpu_memory import to_gpu
+
+        arrays = {name: array if isinstance(array, int) else to_gpu(array) for name, array in arrays.items()}
+    else:
+        arrays["out"] = _poisoned(arrays["q"], compiled.spec)
+        if trial.apart:
+            arrays |= apart({name: arrays[name] for name in (*QKV, "out", *problem.inputs)})
+        if trial.laid_out:
+            name, layout = trial.laid_out
+            arrays[name] = with_layout(arrays[name], layout)
+    given: dict[str, Any] = {**arrays, **trial.params}
+    result = compiled(**given)
+    output, lse = result if compiled.spec.lse else (result, None)
+    if on_gpu:
+        from attngen.inspect.gpu_memory import from_gpu
+
+        output, lse = from_gpu(output), None if lse is None else from_gpu(lse)
+    return (output, lse) if trial.lengths else dense(compiled.spec, problem, output, lse)
+
+
+def _poisoned(q: Any, spec: AttentionSpec) -> Any:
+    """An output full of NaN: an element that no thread writes then fails the comparison."""
+    out = np.empty((*q.shape[:-1], spec.head_dim_v), spec.dtype.numpy)
+    out.view(np.uint8)[...] = 0xFF
+    return out
