@@ -63,6 +63,9 @@ class Wrong:
         return f"first at {self.tensor}[{at}]: {self.found:.6g}, expected {self.expected:.6g}; {share}{where}"
 
 
+LEAST = 2.0**-149  # of the numbers of fp32 other than 0
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The largest errors of O and lse, or of a gradient, and their bounds. NaN in the place of a number
@@ -80,9 +83,11 @@ class Comparison:
 
     @property
     def excess(self) -> float:
-        """The error as a multiple of its bound: the larger of O's and lse's."""
+        """The error as a multiple of its bound: the larger of O's and lse's. An error that is less than any number of fp32, of
+        results that round to 0, counts as none if it is within its bound."""
         pairs = [(self.error, self.allowed), (self.lse_error or 0.0, self.allowed_lse)]
-        return max(error / allowed if allowed else np.inf if error else 0.0 for error, allowed in pairs)
+        pairs = [(error, allowed) for error, allowed in pairs if error > allowed or error >= LEAST]
+        return max((error / allowed if allowed else np.inf for error, allowed in pairs), default=0.0)
 
 
 def unit_in_last_place(magnitude: float, dtype: DType) -> float:
