@@ -93,8 +93,7 @@ def survivors(spec: AttentionSpec, schedule: str, of_bounds: bool) -> list[str]:
 OWN_BOUNDS = ("gpt2", "mistral_window", "packed_documents")  # solved for k, on both sides, and classified per tile
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", tiers.cases(SPECS, one_of=2))
 def test_a_fused_kernel_without_any_one_part_is_reported(name: str) -> None:
     assert survivors(small(name), "fused", name in OWN_BOUNDS) == []
 
