@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from attngen.inspect.block_work import visits_keys, visits_rows
-from attngen.inspect.circumstances import OF_WORD, classifies_together, fills_of, has_sequences, is_broadcast
+from attngen.inspect.circumstances import OF_WORD, classifies_together, fills_of, has_sequences, is_broadcast, reads_ranges
 from attngen.inspect.known import LAYOUTS
 from attngen.plan import Plan
 from attngen.plan.split_keys import PackedTiles
@@ -137,9 +137,9 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
         many = plan.threads + 1
         yield from (Aim(Shape(1, 1, 1, FEW, many * keys + keys // 2)) for _ in range(visits_keys(plan)))
         yield from (Aim(Shape(1, 1, 1, many * rows + rows // 2, FEW)) for _ in range(visits_rows(plan)))
-    if plan.bounds.spans:  # blocks whose second one begins in the middle of a tile, before or behind that of the tile
+    if reads_ranges(plan):  # blocks whose second one begins in the middle of a tile, before or behind that of the tile
         length = -(-2 * keys // rows) * rows + rows
-        for part, sign in product((3, 5), (1, -1)):
+        for part, sign in product((3, 7), (1, -1)):  # the last eighth: a reduction by halves may lose it
             begin = keys + part * keys // 8
             yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(sign * length, length - begin))
 

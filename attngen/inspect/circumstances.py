@@ -432,11 +432,17 @@ def _changes_in_a_tile(case: Case, rises: bool, half: int) -> bool:
     return False
 
 
+def reads_ranges(plan: Plan) -> bool:
+    """Whether blocks look up the ranges of captured integers in a tile."""
+    of_keys = bool(plan.bounds.spans) and visits_keys(plan)
+    return of_keys or (plan.row_bounds is not None and bool(plan.row_bounds.spans) and visits_rows(plan))
+
+
 IN_A_TILE = tuple(
     Circumstance(
         f"{word}_in_{part}_half",
         f"a captured vector that {words} once, in the {part} half of a tile, and a later block of its last number alone",
-        lambda plan: bool(plan.bounds.spans) and visits_keys(plan),
+        reads_ranges,
         lambda case, word=word, half=half: not case.is_empty and _changes_in_a_tile(case, word == "rise", half),  # type: ignore[misc]
         "no range of a tile is of integers along a sequence",
     )

@@ -99,6 +99,7 @@ BUGS = [
 ]
 BUGS_OF_BACKWARDS = [
     ("gpt2", "fused", "sm_80", r" - of_rows.lse_rest\[row\] \* LOG2_E\)", ")"),
+    ("packed_documents", "fused", "sm_90a", r"int lanes = 16; lanes > 0", "int lanes = 8; lanes > 0"),
 ]
 
 
@@ -128,7 +129,7 @@ def test_a_kernel_that_is_wrong_in_one_circumstance_is_reported(
 def test_a_backward_that_is_wrong_in_one_circumstance_is_reported(
     name: str, schedule: str, arch: str, old: str, new: str
 ) -> None:
-    """An lse as large as only two numbers of fp32 can hold."""
+    """An lse as large as only two numbers of fp32 can hold; numbers that change in the second half of a tile."""
     assert is_reported(shipped(name), Kernel(schedule, EmulatedDevice(arch=arch), QKV, True), old, new)
 
 
