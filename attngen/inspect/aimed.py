@@ -121,7 +121,7 @@ def _sequences(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
 def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
     """Problems of certain values."""
     rows, keys = tile
-    if is_broadcast(spec):
+    if is_broadcast(spec) and not plan.written_pairs:
         yield Aim(Shape(2, 4, 2, 2 * FEW, 2 * FEW), varied=False, broadcast=True)
     if captured_sinks(spec) and not plan.wanted:
         for kv_len in (FEW, 0):

@@ -611,7 +611,7 @@ SPOILED_SINKS = (
 ONE_ELEMENT = Circumstance(
     "broadcast",
     "a captured tensor with one element for all batches or heads",
-    lambda plan: is_broadcast(plan.facts.spec),
+    lambda plan: is_broadcast(plan.facts.spec) and not plan.written_pairs,  # for whose gradients the caller takes another plan
     lambda case: (
         not case.is_empty
         and any(

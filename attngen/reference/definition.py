@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.dropout import RNG_STATE, bytes_of_pairs, dropped_of, kept_factor
 from attngen.spec.dtypes import FP16, FP32, from_storage, round_to_storage, unit_roundoff
 from attngen.spec.evaluate import evaluate
@@ -233,7 +233,7 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
 
     A quarter of the elements has an error, so that sums of many errors are as large as usual, and of two heavy keys one has
     one. Each element has an error in one of four consecutive seeds: every fourth for the first four seeds, random ones for
-    others. Scores that fp32 holds exactly have the error of their scale alone.
+    others. Scores that fp32 holds exactly, if they are `s` alone, have the error of their scale.
     """
     rounding = problem.rounding
     if rounding is None:
@@ -244,7 +244,7 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
 
     def product() -> tuple[Any, Any]:
         found, size = a @ b, unit * np.sqrt((a * a) @ (b * b))
-        if result == "s" and (exact := _are_exact(a, b)).any():
+        if result == "s" and problem.spec.score is S and (exact := _are_exact(a, b)).any():
             size = np.where(exact, 0.0 if _is_power_of_2(problem) else unit_roundoff(FP32) * np.abs(found), size)
         return found, size
 
