@@ -21,7 +21,7 @@ from tests.browser import find_browser
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = tiers.ROOT
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -133,10 +133,11 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
     if plan.bounds.per_tile and not plan.wanted:
         length = (OF_WORD + 1) * keys
         yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(keys, 0))
-    if classifies_together(plan):
-        many = plan.threads + 1
-        yield from (Aim(Shape(1, 1, 1, FEW, many * keys + keys // 2)) for _ in range(visits_keys(plan)))
-        yield from (Aim(Shape(1, 1, 1, many * rows + rows // 2, FEW)) for _ in range(visits_rows(plan)))
+    many = plan.threads + 1
+    if visits_keys(plan) and classifies_together(plan, plan.bounds):
+        yield Aim(Shape(1, 1, 1, FEW, many * keys + keys // 2))
+    if visits_rows(plan) and classifies_together(plan, plan.row_bounds):
+        yield Aim(Shape(1, 1, 1, many * rows + rows // 2, FEW))
     if reads_ranges(plan):  # blocks whose second one begins in the middle of a tile, before or behind that of the tile
         length = -(-2 * keys // rows) * rows + rows
         for part, sign in product((3, 7), (1, -1)):  # the last eighth: a reduction by halves may lose it

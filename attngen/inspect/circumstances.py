@@ -451,11 +451,40 @@ IN_A_TILE = tuple(
 )
 
 
-def classifies_together(plan: Plan) -> bool:
-    """Whether the threads of a block classify as many tiles at once, one each."""
+def classifies_together(plan: Plan, bounds: MaskBounds | None) -> bool:
+    """Whether the threads of a block classify as many tiles at once by these bounds, one each."""
     schedule = plan.schedule
-    return plan.bounds.per_tile and schedule.on_tensor_cores and not (schedule.by_tma or schedule.packs_heads)
+    together = schedule.on_tensor_cores and not (schedule.by_tma or schedule.packs_heads)
+    return together and bounds is not None and bounds.per_tile
 
+
+def _again(axis: str, block: str, tile: str, applies: Callable[[Plan], bool], blocks: Blocks) -> Circumstance:
+    return Circumstance(
+        f"{axis}_classified_again",
+        f"{block} that visits {tile} after those that its threads classify at once",
+        applies,
+        lambda case: any(of.visited and of.visited[-1] >= case.plan.threads for of in blocks(case)),
+        f"{block} visits no such tile",
+        by_values=True,
+    )
+
+
+CLASSIFIED = (
+    _again(
+        "rows",
+        "a block of rows",
+        "a tile",
+        lambda plan: visits_keys(plan) and classifies_together(plan, plan.bounds),
+        lambda case: case.row_blocks,
+    ),
+    _again(
+        "keys",
+        "a block of keys",
+        "a tile of rows",
+        lambda plan: visits_rows(plan) and classifies_together(plan, plan.row_bounds),
+        lambda case: case.key_blocks,
+    ),
+)
 
 OWN = (
     Circumstance(
@@ -464,22 +493,6 @@ OWN = (
         lambda plan: plan.bounds.per_tile and visits_keys(plan) and not plan.wanted,
         lambda case: any(map(_passes_a_word, case.row_blocks)),
         "each block visits a tile of each 32, or none after them",
-    ),
-    Circumstance(
-        "rows_classified_again",
-        "a block of rows that visits a tile after those that its threads classify at once",
-        lambda plan: classifies_together(plan) and visits_keys(plan),
-        lambda case: any(block.visited and block.visited[-1] >= case.plan.threads for block in case.row_blocks),
-        "a block visits no such tile",
-        by_values=True,
-    ),
-    Circumstance(
-        "keys_classified_again",
-        "a block of keys that visits a tile of rows after those that its threads classify at once",
-        lambda plan: classifies_together(plan) and visits_rows(plan),
-        lambda case: any(block.visited and block.visited[-1] >= case.plan.threads for block in case.key_blocks),
-        "a block of keys visits no such tile",
-        by_values=True,
     ),
     Circumstance(
         "second_work_tile",
@@ -811,7 +824,7 @@ JOINS = Circumstance(
 
 TABLE: tuple[Circumstance, ...] = (
     *(*SIZES, *SEQUENCES, *ROWS_AND_KEYS, *CLASSES.values()),
-    *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *OWN, *LAYOUTS),
+    *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *CLASSIFIED, *OWN, *LAYOUTS),
     *(RISES, OVERFLOWS, HUGE, LOW, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, EQUAL, JOINS),
     *SPOILED_SINKS,
     *(ONE_ELEMENT, LOW_ENDS, LOW_PAST_KEYS, INFINITE_DOUT),

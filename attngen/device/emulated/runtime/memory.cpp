@@ -250,16 +250,10 @@ uint64_t global_thread() { return first_thread + current->index; }
 constexpr int THREAD_BITS = 48;
 constexpr uint64_t ATOMIC = (1ull << THREAD_BITS) - 1;  // stands for the thread, where atomic updates have written
 
-}  // namespace
-
 void check_has_waited(const void* address, int bytes, int line, const void* code) {
     if (!current->has_waited)
         report(Kind::EARLY, "global memory is touched before the kernels before this one are known to have ended", line, code, 0, nullptr, -1, address, bytes);
 }
-
-void wait_for_kernels_before() { current->has_waited = true; }
-
-namespace {
 
 void global_read(Range& range, const unsigned char* address, int bytes, int line, const void* code) {
     if (range.elements) check_elements(range, address, bytes, false, line, code);
@@ -317,6 +311,8 @@ __attribute__((noinline, cold)) void trace(const char* what, unsigned char* addr
 }
 
 }  // namespace
+
+void wait_for_kernels_before() { current->has_waited = true; }
 
 // Static arrays come after dynamic ones: all addresses fit the 18 bits of a wgmma's operand.
 unsigned static_window() { return SHARED_WINDOW + unsigned((dynamic_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT); }
