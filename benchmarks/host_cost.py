@@ -325,11 +325,12 @@ def main() -> None:
             options.json.write_text(json.dumps(found, indent=1))
     if "lengths" in parts:
         show("lengths", lengths(), options.write)
-    with installed() as (version,):
-        if "plans" in parts:
-            show("plans", plans(version), options.write)
-        if "imports" in parts:
-            show("imports", imports(version), options.write)
+    if "plans" in parts or "imports" in parts:
+        with installed() as (version,):
+            if "plans" in parts:
+                show("plans", plans(version), options.write)
+            if "imports" in parts:
+                show("imports", imports(version), options.write)
 
 
 def show(part: str, text: str, page: Path | None) -> None:

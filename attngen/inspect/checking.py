@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock, Thread
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
@@ -108,7 +108,9 @@ def check_spec(
     chosen = Chosen((Trial(shape, params, seed),), ())
     problems = Problems(spec)
     jobs = [_Job(kernel, spec, plan_for(spec, *kernel), text, problems, chosen) for kernel in kernels]
-    return _results(jobs, _Compiling(jobs), lambda _: None, None)
+    return _results(
+        _Beside("choose", lambda job: job, jobs), _Beside("compile", _Job.compiled, jobs, COMPILERS), lambda _: None, None
+    )
 
 
 def check_exercised(
@@ -127,16 +129,6 @@ def check_exercised(
     """
     few = with_few_heads(spec)
     problems, of_few = Problems(spec), Problems(few)
-    chosen_before = dict[tuple[Any, ...], Chosen]()
-
-    def with_problems(job: _Job) -> _Job:
-        kernel = job.kernel
-        key = (kernel.schedule, kernel.device.arch, bool(kernel.wanted) and job.plan.schedule.is_tiled, job.spec)
-        if key not in chosen_before:
-            progress(f"choosing problems for {spec.name}, {kernel.schedule}")
-            chosen_before[key] = choose_trials(job.spec, job.plan, fixed, job.problems)
-        return replace(job, chosen=chosen_before[key])
-
     jobs = []
     for kernel in (Kernel(*one) for one in kernels):
         job = _Job(kernel, spec, plan_for(spec, *kernel), text, problems)
@@ -145,10 +137,13 @@ def check_exercised(
         jobs.append(job)
     is_emulated = all(not job.kernel.device.name.startswith("cuda") for job in jobs)
     other = OtherProcess(partial(_of_other, jobs)) if may_fork and is_emulated and len(jobs) > 1 and can_fork() else None
-    compiling = _Compiling(jobs)
+    compiling, choosing = _Beside("compile", _Job.compiled, jobs, COMPILERS), _Beside("choose", _Choice(fixed), jobs)
     try:
-        return _results([with_problems(job) for job in jobs], compiling, progress, other)
+        progress(f"choosing problems for {spec.name}, {jobs[0].kernel.schedule}")
+        choosing.futures[0].result()
+        return _results(choosing, compiling, progress, other)
     except BaseException:
+        choosing.cancel()
         compiling.cancel()
         if other is not None:
             other.end()
@@ -156,6 +151,7 @@ def check_exercised(
 
 
 Made = CompiledAttention | CompiledBackward
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +204,34 @@ class _Job:
         return [self.problems.known(trial) for trial in self.chosen.trials]
 
 
-class _Compiling:
-    """Kernels that threads compile one after another, which nobody waits for: a command that is interrupted ends at once."""
+class _Choice:
+    """Chooses the problems of jobs; kernels of one schedule and one architecture have the same."""
 
-    def __init__(self, jobs: Sequence[_Job]) -> None:
-        self.futures = [Future[tuple[Made, float]]() for _ in jobs]
+    def __init__(self, fixed: Fixed) -> None:
+        self.fixed = fixed
+        self._before = dict[tuple[Any, ...], Chosen]()
+
+    def __call__(self, job: _Job) -> _Job:
+        kernel = job.kernel
+        key = (kernel.schedule, kernel.device.arch, bool(kernel.wanted) and job.plan.schedule.is_tiled, job.spec)
+        if key not in self._before:
+            self._before[key] = choose_trials(job.spec, job.plan, self.fixed, job.problems)
+        return replace(job, chosen=self._before[key])
+
+
+class _Beside(Generic[R]):
+    """What `function` returns for each job, one after another, computed by threads that nobody waits for: a command that is
+    interrupted ends at once."""
+
+    def __init__(self, name: str, function: Callable[[_Job], R], jobs: Sequence[_Job], threads: int = 1) -> None:
+        self.futures = [Future[R]() for _ in jobs]
+        self._function = function
         self._waiting = iter([*zip(jobs, self.futures, strict=True)])
         self._lock = Lock()
-        for _ in range(min(COMPILERS, len(jobs))):
-            Thread(target=self._compile, name="attngen-compile", daemon=True).start()
+        for _ in range(min(threads, len(jobs))):
+            Thread(target=self._compute, name=f"attngen-{name}", daemon=True).start()
 
-    def _compile(self) -> None:
+    def _compute(self) -> None:
         while True:
             with self._lock:
                 waiting = next(self._waiting, None)
@@ -228,11 +241,11 @@ class _Compiling:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                made = job.compiled()
+                found = self._function(job)
             except BaseException as error:
                 future.set_exception(error)
             else:
-                future.set_result(made)
+                future.set_result(found)
 
     def cancel(self) -> None:
         for future in self.futures:
@@ -249,10 +262,14 @@ def _of_other(jobs: Sequence[_Job], given: tuple[int, Chosen, float]) -> Checked
 class _Running:
     """The results of jobs, in their order: each job is run by this process or by the other one, whichever is free first."""
 
-    def __init__(self, jobs: Sequence[_Job], compiling: _Compiling, progress: Progress, other: OtherProcess | None) -> None:
-        self.jobs, self.compiling, self.progress = jobs, compiling, progress
-        self._results = [Future[Checked | None]() for _ in jobs]  # None: of a job that the other process could not do
-        self._waiting = iter(range(len(jobs)))
+    def __init__(
+        self, choosing: _Beside[_Job], compiling: _Beside[tuple[Made, float]], progress: Progress, other: OtherProcess | None
+    ) -> None:
+        self.choosing, self.compiling, self.progress = choosing, compiling, progress
+        self._results = [
+            Future[Checked | None]() for _ in choosing.futures
+        ]  # None: of a job that the other process could not do
+        self._waiting = iter(range(len(self._results)))
         self._lock = Lock()
         if other is not None:
             Thread(target=self._give, args=(other,), name="attngen-other", daemon=True).start()
@@ -271,24 +288,29 @@ class _Running:
             return next(self._waiting, None)
 
     def _run(self, number: int) -> Checked:
-        return _final_result(self.jobs[number], self.compiling.futures[number].result, self.progress)
+        return _final_result(self.choosing.futures[number].result(), self.compiling.futures[number].result, self.progress)
 
     def _give(self, other: OtherProcess) -> None:
         while (number := self._next()) is not None:
             try:
+                chosen = self.choosing.futures[number].result().chosen
                 _, seconds = self.compiling.futures[number].result()
             except BaseException:
                 found = None
             else:
-                found = other.call((number, self.jobs[number].chosen, seconds))
+                found = other.call((number, chosen, seconds))
             self._results[number].set_result(found)
 
 
-def _results(jobs: Sequence[_Job], compiling: _Compiling, progress: Progress, other: OtherProcess | None) -> Iterator[Checked]:
-    """Kernels are compiled, and what they are compared with is computed, by other threads, while those before run."""
+def _results(
+    choosing: _Beside[_Job], compiling: _Beside[tuple[Made, float]], progress: Progress, other: OtherProcess | None
+) -> Iterator[Checked]:
+    """Problems are chosen, kernels are compiled, and what they are compared with is computed, by other threads, while kernels
+    before them run."""
     try:
-        yield from _Running(jobs, compiling, progress, other).results()
+        yield from _Running(choosing, compiling, progress, other).results()
     finally:
+        choosing.cancel()
         compiling.cancel()
         if other is not None:
             other.end()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
 from attngen.spec.attention import SIZES, AttentionSpec, Input
-from attngen.spec.dtypes import round_to_storage
+from attngen.spec.dtypes import DType, round_to_storage
 from attngen.spec.expr import Apply, Gather, Name, inputs_in, walk
 from attngen.spec.rotary import Rotary
 
@@ -77,16 +78,16 @@ class Draw:
 
 
 USUAL = Draw()
-
+REMEMBERED = 2**21  # elements of Q, K and V that are kept for the next problem
 
 # Factors of scores, exact in each element type. Keys have factors from 5 to 255: a row's scores are no smaller than 5 * MIDDLE
 MIDDLE, LEVEL, HUGE, SMALL, HUGE_KEY = 2.0**9, 2.0**13, 2.0**15, 2.0**-14, 2.0**8
 
 
-def _far_apart(spec: AttentionSpec, scores: Scores, q: Array, k: Array) -> None:
-    """Fills Q and K [batch, heads, length, head_dim]: a row has one column that is not 0, another than the rows around it; if
+def _far_apart(spec: AttentionSpec, scores: Scores, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Q and K [batch, heads, length, head_dim] of which a row has one column that is not 0, another than the rows around it; if
     its scores are huge, it has all. A rotation leaves the last column almost as it is."""
-    q[...], k[...] = 0.0, 0.0
+    q, k = np.zeros(q_shape, np.float32), np.zeros(k_shape, np.float32)
     rows, keys = np.arange(q.shape[2]), np.arange(k.shape[2])[:, None]
     columns = np.arange(spec.head_dim) if spec.rotary is None else np.array([spec.head_dim - 1])
     steps = keys // 2 % 251
@@ -95,27 +96,43 @@ def _far_apart(spec: AttentionSpec, scores: Scores, q: Array, k: Array) -> None:
     if scores == "huge":
         k *= HUGE_KEY
         q[..., columns] = np.where(rows % 2 == 0, HUGE, SMALL)[:, None]
-        return
-    if scores == "equal":
+    elif scores == "equal":
         q[..., columns] = LEVEL
-        return
-    is_positive = (rows + 8) // 16 % 2 == 0 if scores == "mixed" else np.full(rows.shape, scores == "positive")
-    q[..., rows, columns[rows % len(columns)]] = np.where(is_positive, MIDDLE, -MIDDLE)
+    else:
+        is_positive = (rows + 8) // 16 % 2 == 0 if scores == "mixed" else np.full(rows.shape, scores == "positive")
+        q[..., rows, columns[rows % len(columns)]] = np.where(is_positive, MIDDLE, -MIDDLE)
+    return q, k
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def _normal(dtype: DType, seed: int, shapes: Shapes, magnitude: float) -> tuple[tuple[Array, ...], dict[str, Any]]:
+    """Random arrays of Q times `magnitude`, K and V, which nobody writes to, and the state of the generator after them."""
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+    arrays[0] *= np.float32(magnitude)
+    stored = tuple(round_to_storage(array, dtype) for array in arrays)
+    for array in stored:
+        array.flags.writeable = False
+    return stored, dict(rng.bit_generator.state)
+
+
+_remembered = lru_cache(16)(_normal)  # a search for problems asks for the same arrays beside other captured tensors
 
 
 def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL) -> Sample:
     """Random arrays for `spec`. Captured integers are valid indices or counts; see `_values`."""
-    rng = np.random.default_rng(seed)
     sizes = shape.sizes(spec)
-
-    def randn(heads: str, length: str, head_dim: int) -> Array:
-        return rng.standard_normal((sizes["batch"], sizes[heads], sizes[length], head_dim), dtype=np.float32)
-
-    q, k = randn("q_heads", "q_len", spec.head_dim), randn("kv_heads", "kv_len", spec.head_dim)
-    v = randn("kv_heads", "kv_len", spec.head_dim_v)
+    each = (("q_heads", "q_len", spec.head_dim), ("kv_heads", "kv_len", spec.head_dim), ("kv_heads", "kv_len", spec.head_dim_v))
+    shapes = tuple((sizes["batch"], sizes[heads], sizes[length], dim) for heads, length, dim in each)
+    is_small = sum(map(math.prod, shapes)) <= REMEMBERED
+    (q, k, v), state = (_remembered if is_small else _normal)(spec.dtype, seed, shapes, draw.magnitude)
     if draw.scores != "random":
-        _far_apart(spec, draw.scores, q, k)
-    q, k, v = (round_to_storage(x, spec.dtype) for x in (q * np.float32(draw.magnitude), k, v))
+        q, k = _far_apart(spec, draw.scores, q.shape, k.shape)
+        q, k = (round_to_storage(array, spec.dtype) for array in (q * np.float32(draw.magnitude), k))
+    rng = np.random.default_rng()
+    rng.bit_generator.state = state
     return Sample(q, k, v, _inputs(spec, sizes, rng, draw))
 
 

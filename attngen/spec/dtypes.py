@@ -74,10 +74,10 @@ def round_to_storage(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[A
     """`values` (any real type) as a storage array of `dtype`, rounded to nearest, ties to even."""
     import numpy as np
 
-    if dtype is not BF16:
-        with np.errstate(over="ignore"):  # numbers beyond the largest become infinity
+    with np.errstate(over="ignore"):  # numbers beyond the largest become infinity
+        if dtype is not BF16:
             return np.asarray(values, order="C").astype(dtype.numpy)
-    bits = np.asarray(values, np.float32, order="C").view(np.uint32)
+        bits = np.asarray(values, np.float32, order="C").view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet_nan = (bits >> 16) | 0x40
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
