@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from attngen.inspect.block_work import visits_keys, visits_rows
@@ -65,6 +65,9 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
     for n in (2, 4, 8, 16) if plan.schedule.packs_heads else (2, 4):
         for q_len in (n * tile[1], max(tile[1] // 4, 1), n * tile[1] + 1):
             yield Aim(Shape(1, 1, 1, q_len, n * tile[1] + 1), varied=False, steep=True)
+    if plan.schedule.packs_heads:
+        for q_len in (FEW, 2 * plan.own.splits.keys + 1):
+            yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, 2 * plan.own.splits.keys + 1), varied=False, steep=True))
     rows, keys = tile
     for c in constants:
         beyond = c + BEYOND
@@ -108,11 +111,12 @@ def _sequences(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
     kernel, (rows, keys) = spec.kernel, tile
     if not has_sequences(plan):
         return
-    of_keys, of_rows = (0, FEW, 2 * keys + 3), (FEW, 0, rows + 1) if kernel.is_packed else (rows + 1,) * 3
+    most = max(rows + 1, 2 * keys + 4)  # rows after the last key, which a causal mask allows each key
+    of_keys, of_rows = (0, FEW, 2 * keys + 3), (FEW, 0, most) if kernel.is_packed else (most,) * 3
     pages = (0, 1, keys, 3) if kernel.is_paged and kernel.page_size is None else (0,)
     for page_size, shift in product(pages, (0, 1)):
         lengths = tuple(zip(of_rows, (*of_keys[shift:], *of_keys[:shift]), strict=True))
-        shape = Shape(3, 2, 1, rows + 1, 2 * keys + 3)
+        shape = Shape(3, 2, 1, most, 2 * keys + 3)
         yield Aim(shape, varied=False, lengths=lengths, page_size=page_size)
         if shift == 0 and page_size in (0, 1):
             yield Aim(shape, varied=False, lengths=lengths, page_size=page_size, wrong_lengths=True)
@@ -145,6 +149,11 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
             yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(sign * length, length - begin))
 
 
+def _split(spec: AttentionSpec, plan: Plan, aim: Aim) -> Aim:
+    """The same on a device with so many multiprocessors that keys are split."""
+    return replace(aim, multiprocessors=SPLITS * PackedTiles(plan.own.splits.rows)(aim.shape.sizes(spec)))
+
+
 def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
     """What a schedule of persistent blocks, or one that splits keys, may meet."""
     rows, keys = tile
@@ -152,10 +161,12 @@ def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim
         splits = plan.own.splits
         yield Aim(Shape(1, 1, 1, FEW, splits.keys), multiprocessors=1)
         for n in (2, SPLITS):
-            for q_len in (FEW, n * splits.keys + 1):
-                shape = Shape(1, 1, 1, q_len, n * splits.keys + 1)
-                tiles = PackedTiles(splits.rows)(shape.sizes(spec))
-                yield Aim(shape, multiprocessors=SPLITS * tiles)
+            kv_len = n * splits.keys + 1
+            for q_len in (FEW, kv_len, kv_len + BEYOND):
+                yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, kv_len)))
+            if has_sequences(plan):
+                every = ((FEW, 0), (FEW, kv_len))
+                yield Aim(Shape(2, 1, 1, FEW, kv_len), multiprocessors=4 * SPLITS, varied=False, lengths=every)
     if plan.schedule.is_warp_specialized:
         for processors in (8, 1):
             for q_len, kv_len in ((FEW, FEW), (rows + 1, 2 * keys + 1), (3 * rows + 1, keys), (3 * rows + 1, 3 * keys + 1)):

@@ -642,11 +642,23 @@ ORDERS: dict[Scores, str] = {"falling": "fall", "rising": "rise"}
 def _rises(case: Case, both: bool = True) -> bool:
     """Whether the first head has a row of RISES if its tiles are visited from the first one on, and one if from the last one
     on; or in one of these orders."""
-    if case.is_empty or case.sizes["kv_len"] <= case.tile[1]:
-        return False
-    step = case.splits * case.plan.tile.warps if case.plan.schedule.packs_heads else 1
-    visited = case.of_tiles(case.first_scores, -np.inf)[::step]
+    visited = _visited_maxima(case)
     return len(visited) > 1 and (all if both else any)((_rise(visited), _rise(visited[::-1])))
+
+
+def _visited_maxima(case: Case) -> Any:
+    """The largest scores of the rows of the first head in the tiles that one warp visits: [tiles, rows]."""
+    if case.is_empty:
+        return np.empty((0, 0))
+    step = case.splits * case.plan.tile.warps if case.plan.schedule.packs_heads else 1
+    return case.of_tiles(case.first_scores, -np.inf)[::step]
+
+
+def _stays_huge(case: Case) -> bool:
+    """Whether a row has weights that would overflow in a tile after that of its largest score, which exceeds MUCH."""
+    visited = _visited_maxima(case)
+    before = np.maximum.accumulate(visited)[:-1]
+    return bool(((before > MUCH) & (visited[1:] > OVERFLOW) & (visited[1:] < before)).any())
 
 
 def _fills_a_tile(case: Case) -> bool:
@@ -664,13 +676,21 @@ def _rise(maxima: Any) -> bool:
         return bool(((maxima[1:] - before)[np.isfinite(before)] * np.log2(np.e) > RESCALE_EXPONENT).any())
 
 
-def _joins(case: Case) -> bool:
-    """Whether the first head has a row of JOINS."""
+def _joined_rows(case: Case) -> Any:
+    """Which rows of the first head have keys in several splits."""
     if case.is_empty or case.splits == 1:
-        return False
+        return np.empty(0, bool)
     has_keys, warps = case.of_tiles(case.allowed(0, 0), False), case.plan.tile.warps
     # The warps of a split have neighbouring tiles: these distances lead to another split, wherever the first tile is
-    return any((has_keys[:-n] & has_keys[n:]).any() for n in range(warps, warps * (case.splits - 1) + 1))
+    return np.any([(has_keys[:-n] & has_keys[n:]).any(0) for n in range(warps, warps * (case.splits - 1) + 1)], axis=0)
+
+
+def _joins_nothing(case: Case) -> bool:
+    """Whether keys are split, and a row has none."""
+    if not all(case.sizes[name] for name in ("batch", "q_heads", "q_len")) or case.splits == 1:
+        return False
+    of_sequences = any(rows and not keys for rows, keys in case.lengths)
+    return of_sequences or not all(case.allowed(*head).any(1).all() for head in case.heads)
 
 
 RISES = Circumstance(
@@ -697,6 +717,13 @@ HUGE = Circumstance(
         and bool((case.row_maxima < OVERFLOW).any())
         and _fills_a_tile(case)
     ),
+    scores="huge",
+)
+STAYS_HUGE = Circumstance(
+    "huge_scores_again",
+    "a row whose largest score exceeds 2^27, with smaller ones in a later tile whose weights would overflow",
+    rescales,
+    _stays_huge,
     scores="huge",
 )
 NEGATIVE = Circumstance(
@@ -818,14 +845,35 @@ def _has_weights(case: Case) -> bool:
     )
 
 
-JOINS = Circumstance(
-    "joined_splits", "a row whose keys lie in several splits, which are joined", _decode, _joins, by_values=True
+JOINED = (
+    Circumstance(
+        "joined_splits",
+        "a row whose keys lie in several splits, which are joined",
+        _decode,
+        lambda case: bool(_joined_rows(case).any()),
+        by_values=True,
+    ),
+    Circumstance(
+        "joined_without_keys",
+        "a row without keys, of several splits",
+        lambda plan: _decode(plan) and (_masked(plan) or has_sequences(plan)),
+        _joins_nothing,
+        "each row of several splits has a key",
+        by_values=True,
+    ),
+    Circumstance(
+        "joined_large_scores",
+        "a row whose keys lie in several splits, and whose weights would overflow if its maximum were not subtracted",
+        lambda plan: _decode(plan) and rescales(plan),
+        lambda case: bool((case.row_maxima[_joined_rows(case)] > OVERFLOW).any()) if _joined_rows(case).any() else False,
+        scores="steep",
+    ),
 )
 
 TABLE: tuple[Circumstance, ...] = (
     *(*SIZES, *SEQUENCES, *ROWS_AND_KEYS, *CLASSES.values()),
     *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *CLASSIFIED, *OWN, *LAYOUTS),
-    *(RISES, OVERFLOWS, HUGE, LOW, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, EQUAL, JOINS),
+    *(RISES, OVERFLOWS, HUGE, STAYS_HUGE, LOW, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, EQUAL, *JOINED),
     *SPOILED_SINKS,
     *(ONE_ELEMENT, LOW_ENDS, LOW_PAST_KEYS, INFINITE_DOUT),
 )

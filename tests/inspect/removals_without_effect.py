@@ -627,6 +627,87 @@ OF_BOUNDED_SCORES = (
     ),
 )
 
+# --- decode
+LLAMA_DECODE, MISTRAL_DECODE = (DECODE[0],), (DECODE[1],)
+OF_DECODE = (
+    WithoutEffect(LLAMA_DECODE, tuple(f"min(kv_len, q_hi + 1): the {n} operand" for n in ("first", "second")), MORE_TILES),
+    WithoutEffect(
+        LLAMA_DECODE,
+        ("column < COLUMNS: always true",),
+        "rows in shared memory have no columns beside those of the tensor",
+        proof="QK_WIDTH == HEAD_DIM",
+    ),
+    WithoutEffect(
+        LLAMA_DECODE,
+        ("row < BLOCK_KV: never true",),
+        "the other operand is true: each lane copies as many chunks",
+        proof="BLOCK_KV * (QK_WIDTH // 8) % 32 == 0",
+    ),
+    WithoutEffect(
+        LLAMA_DECODE,
+        ("new_max == -INF: never true",),
+        f"{HAS_A_KEY}: the positions of a block lie in one tile of keys",
+        proof="BLOCK_Q % (q_heads // kv_heads) == 0 and BLOCK_KV % (BLOCK_Q // (q_heads // kv_heads)) == 0",
+    ),
+    WithoutEffect(
+        DECODE,
+        ("is_large(max[r]): always true",),
+        "each tile subtracts the maximum of its rows, as after a large maximum",
+        line="return -INF",
+    ),
+    WithoutEffect(DECODE, ("__any_sync(0xffffffff, exceeds): always true",), "rows whose maximum stays are multiplied by 1"),
+    WithoutEffect(DECODE, ("__any_sync(0xffffffff, any): always true",), "0 is subtracted"),
+    WithoutEffect(
+        LLAMA_DECODE, ("max(seqused[b_idx], 0): the first operand",), "with fewer than 0 keys as with 0, no tile is visited"
+    ),
+    WithoutEffect(
+        DECODE,
+        ("column < HEAD_DIM: always true",),
+        "rows in shared memory have no columns beside those of the tensor",
+        proof="QK_WIDTH == HEAD_DIM",
+    ),
+    WithoutEffect(
+        DECODE,
+        ("min(lane / 4 + 8 * r, block_rows - 1): the first operand",),
+        "the mask, which reads no tensor, is computed of rows past the last one, whose results nobody writes",
+    ),
+    WithoutEffect(
+        LLAMA_DECODE,
+        ("tile < full_tile_begin: never true",),
+        "full ranges begin at key 0",
+        proof="file:        0,  // full_begin",
+    ),
+    WithoutEffect(DECODE, ("partial: always true",), ALL_PARTIAL),
+    WithoutEffect(
+        DECODE,
+        ("row_max == -INF: never true",),
+        "sums of a split without keys are written; the join does not read them",
+        line="continue",
+    ),
+    WithoutEffect(
+        DECODE,
+        ("group < GROUPS: always true",),
+        "each thread of the join has a group",
+        proof="JOINING % (HEAD_DIM_V // 4) == 0",
+    ),
+    WithoutEffect(
+        MISTRAL_DECODE,
+        ("min(max(0, q_lo - in.size + 1), kv_len): the first operand",),
+        "a block whose tiles begin past the last key visits none: they end there",
+    ),
+    WithoutEffect(
+        MISTRAL_DECODE,
+        ("max(0, q_lo - in.size + 1): the first operand", "min(q_hi + 1, kv_len): the second operand"),
+        MORE_TILES,
+    ),
+    WithoutEffect(
+        MISTRAL_DECODE,
+        tuple(f"min(max(0, q_hi - in.size + 1), kv_len): the {n} operand" for n in ("first", "second")),
+        f"fewer tiles are full: {ALL_PARTIAL}",
+    ),
+    WithoutEffect(MISTRAL_DECODE, ("max(0, q_hi - in.size + 1): the second operand",), "no tile begins before key 0"),
+)
+
 # --- work that is skipped if it changes nothing, and waits of those who have nothing to wait for
 OF_WORK = (
     WithoutEffect(TILED, ("vectors: never true",), "elements are read one by one"),
@@ -743,5 +824,6 @@ WITHOUT_EFFECT = (
     *OF_NAIVE_BACKWARD,
     *OF_SIMT_BACKWARD,
     *OF_BOUNDED_SCORES,
+    *OF_DECODE,
     *OF_WORK,
 )
