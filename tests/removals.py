@@ -233,14 +233,14 @@ class Emitted:
                 strings = (t.text[1:-1] for t in self.tokens[opened : self.closing[opened]] if t.text[0] == '"')
                 yield " ".join(strings)
 
-    def function_of(self, removal: Removal) -> str:
-        """The innermost function around a removal."""
+    def functions_of(self, removal: Removal) -> list[str]:
+        """The functions around a removal, the innermost first."""
         around = [
             (last - first, name)
             for name, first, last in self.bodies
             if self.tokens[first].start < removal.start < self.tokens[last].start
         ]
-        return min(around)[1]
+        return [name for _, name in sorted(around)]
 
     # --- what can be taken away
 

@@ -88,6 +88,7 @@ def _lengths(plan: Plan, tile: tuple[int, int]) -> Iterator[tuple[int, int]]:
     if visits_rows(plan):
         filled = fills_of(plan) * plan.stages * rows + 1
         yield from ((filled, FEW), (filled, keys), (filled, filled))
+        yield (2 * rows + keys, 2 * rows + keys)  # no fewer keys than rows, as some masks and positions need
 
 
 def _of_groups(plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
@@ -133,7 +134,10 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
     if plan.wanted and plan.schedule.is_tiled:
         yield Aim(Shape(1, 1, 1, rows + 1, -(-(rows + 1) // keys) * keys))  # hidden keys in the tile of the last row
         yield Aim(Shape(1, 1, 1, (-(-(keys + 1) // rows) + 1) * rows + 1, keys + 1), varied=False, steep=True)
-        yield Aim(Shape(1, 1, 1, BEYOND, BEYOND), varied=False, spoils_dout=True)
+        yield Aim(
+            Shape(1, 1, 1, max(tile) + 1, max(tile) + 1), varied=False, steep=True
+        )  # the last row sees the only key of a tile
+        yield Aim(Shape(1, 1, 1, BEYOND, BEYOND), spoils_dout=True)
     if plan.bounds.per_tile and not plan.wanted:
         length = (OF_WORD + 1) * keys
         yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(keys, 0))

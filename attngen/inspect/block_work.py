@@ -72,7 +72,7 @@ class Case:
     multiprocessors: int = 0  # of the emulated device, if they are not the usual ones
     sections: bool = False  # few heads are numbered together
     laid_out: tuple[str, Layout] | None = None  # the array in another layout
-    spoils_dout: bool = False  # an element of dO is not finite
+    spoils_dout: bool = False  # a row of dO is not finite
     lengths: tuple[tuple[int, int], ...] = ()  # rows and keys of sequences, if they differ
     page_size: int = PAGE_SIZE
     wrong_lengths: bool = False  # some are outside of the tensors

@@ -812,13 +812,20 @@ LOW_ENDS = Circumstance(
     _has_low_ends,
     scores="negative",
 )
-LOW_PAST_KEYS = Circumstance(
-    "low_past_keys",
-    "a block of rows after the last key, whose scores have exponentials of 0, and a last tile that keys do not fill",
+LOW_UNFILLED = Circumstance(
+    "low_unfilled",
+    "a block of rows that sees each key of a last tile which keys do not fill, of scores whose exponentials are 0",
     _reads_lse,
-    lambda case: _has_low_ends(case) and case.sizes["q_len"] >= case.sizes["kv_len"] + case.tile[0],
+    lambda case: _has_low_ends(case) and _sees_unfilled(case),
     scores="negative",
 )
+
+
+def _sees_unfilled(case: Case) -> bool:
+    """Whether a block of rows of the first head would visit a full tile, if keys filled the last one."""
+    rows, keys = case.tile
+    sees_all: Any = case.allowed(0, 0)[:, case.sizes["kv_len"] // keys * keys :].all(1)
+    return any(block.all() for block in np.split(sees_all, range(rows, len(sees_all), rows)))
 
 
 def _reads_around_infinities(plan: Plan) -> bool:
@@ -830,18 +837,24 @@ def _reads_around_infinities(plan: Plan) -> bool:
 
 INFINITE_DOUT = Circumstance(
     "infinite_dout",
-    "an element of dO that is not finite, of a row with more than 8 keys, all of whose weights are not 0",
+    "a row of dO that is not finite, with more than 8 keys, all of whose weights are not 0, and rows after it",
     _reads_around_infinities,
     lambda case: case.spoils_dout and _has_weights(case),
+    by_values=True,
 )
 
 
 def _has_weights(case: Case) -> bool:
-    """Whether the last row has more than 8 keys, and no key's weight is 0 in 16 bits."""
-    last = case.first_scores[-1:] if not case.is_empty else np.empty((1, 0))
-    finite = last[np.isfinite(last)]
+    """Whether the row in the middle has more than 8 keys, and no key's weight is 0 in 16 bits."""
+    if case.is_empty:
+        return False
+    middle = case.sizes["q_len"] // 2
+    scores = case.first_scores[middle]
+    finite = scores[np.isfinite(scores)]
     return (
-        finite.size > 8 and len(finite) == int(case.allowed(0, 0)[-1].sum()) and float(finite.max() - finite.min()) < MOST_APART
+        finite.size > 8
+        and len(finite) == int(case.allowed(0, 0)[middle].sum())
+        and float(finite.max() - finite.min()) < MOST_APART
     )
 
 
@@ -875,7 +888,7 @@ TABLE: tuple[Circumstance, ...] = (
     *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *CLASSIFIED, *OWN, *LAYOUTS),
     *(RISES, OVERFLOWS, HUGE, STAYS_HUGE, LOW, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, EQUAL, *JOINED),
     *SPOILED_SINKS,
-    *(ONE_ELEMENT, LOW_ENDS, LOW_PAST_KEYS, INFINITE_DOUT),
+    *(ONE_ELEMENT, LOW_ENDS, LOW_UNFILLED, INFINITE_DOUT),
 )
 BY_NAME: Mapping[str, Circumstance] = {one.name: one for one in TABLE}
 

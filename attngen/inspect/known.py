@@ -60,7 +60,7 @@ class Trial:
     """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If
     `multiprocessors` is not 0, the emulated device has as many: persistent blocks, and blocks over which keys are split. With
     `sections`, few heads are numbered together (`attngen.plan.heads_in_l2`). `laid_out` is an array by its name, and its layout
-    (`stored.with_layout`). If it `spoils_dout`, an element of dO is NaN.
+    (`stored.with_layout`). If it `spoils_dout`, a row of dO has NaN.
 
     With `lengths`, in packed, padded and paged storage, sequences have so many rows and keys; the shape has the longest. Pages
     have `page_size` rows, if it is not 0. With `wrong_lengths`, some numbers are outside of the tensors
@@ -105,7 +105,7 @@ class Trial:
         parts += ["strides of its own for each array"] if self.apart else []
         parts += [f"{LAYOUTS[self.laid_out[1]]} of {self.laid_out[0]}"] if self.laid_out else []
         parts += ["few heads numbered together"] if self.sections else []
-        parts += ["NaN in one element of dO"] if self.spoils_dout else []
+        parts += ["NaN in a row of dO"] if self.spoils_dout else []
         parts += ["sequences of " + ", ".join(f"{rows} x {keys}" for rows, keys in self.lengths)] if self.lengths else []
         parts += [f"pages of {counted(self.page_size, 'row')}"] if self.page_size else []
         parts += ["lengths outside of the tensors"] if self.wrong_lengths else []
@@ -179,8 +179,8 @@ class Known:
         loss = sample_loss(self.spec, self.sample, self.trial.seed)
         if not self.trial.spoils_dout:
             return loss
-        place = np.zeros(loss.dout.shape, bool)
-        place[..., -1, 0] = True  # a column of the last row
+        place: Array = np.zeros(loss.dout.shape, bool)
+        place[:, :, place.shape[2] // 2, [0, -1]] = True  # of the row of INFINITE_DOUT
         return replace(loss, dout=_with_nan(loss.dout, place, self.spec))
 
     def gradients(self, plan: Plan) -> GradientTruth:

@@ -18,7 +18,7 @@ _CONSTANT = re.compile(r"constexpr int (\w+) = ([^;]+);")
 @dataclass(frozen=True, slots=True)
 class WithoutEffect:
     """`what`: statements and how they are changed, as `Removal.describe` says it. If the file has the statement elsewhere too:
-    `line` is a part of its line, `within` how the name of its function ends, `behind` a part of the three lines before.
+    `line` is a part of its line, `within` how the name of a function around it ends, `behind` a part of the three lines before.
     `proof`: a condition of the file's constants, as text of Python, or "file:" and a text that the file contains."""
 
     files: Sequence[str]
@@ -35,7 +35,7 @@ class WithoutEffect:
         before, line = removal.lines(emitted.text)
         return (
             self.line in line
-            and emitted.function_of(removal).endswith(self.within)
+            and any(name.endswith(self.within) for name in emitted.functions_of(removal))
             and re.sub(r"\s+", " ", self.behind) in re.sub(r"\s+", " ", before)
         )
 
@@ -93,10 +93,14 @@ NAIVE_BACKWARD = ("gpt2_naive_backward.cu", "alibi_naive_backward.cu")
 TILED_BACKWARD = ("gpt2_tiled_backward.cu",)
 SIMT_BACKWARD = ("cross_attention_fused_backward.cu",)
 MMA_BACKWARD = ("gpt2_fused_backward.cu",)
+ALIBI_BACKWARD, ROTARY_BACKWARD = "alibi_fused_backward.cu", "llama_rotary_fused_backward.cu"
+FUSED_BACKWARD = (*MMA_BACKWARD, ALIBI_BACKWARD, ROTARY_BACKWARD)
+ROTARY = ("llama_rotary_fused.cu", ROTARY_BACKWARD)
 
 MORE_TILES = "tiles whose pairs the mask forbids, or which lie past the last key, are computed too, and their weights are 0"
 ALL_PARTIAL = "the mask of a full tile is computed too, and allows every pair"
 HIDES_NO_ROW = "each row has a key, so that the mask hides nothing of Q and dO that could be infinite or NaN"
+NO_MORE_ROWS = "calls with more rows than keys are refused, as the first row would have a position before the table"
 HAS_A_KEY = "each row that the mask can see has a key in the first tile that is visited"
 
 DECODE = ("llama_gqa_decode.cu", "mistral_window_decode.cu")
@@ -379,7 +383,7 @@ OF_TILE_KINDS = (
 # --- backwards of mma.sync
 OF_MMA_BACKWARD = (
     WithoutEffect(
-        MMA_BACKWARD,
+        (*MMA_BACKWARD, ALIBI_BACKWARD),
         (
             "min(kv_len, q_hi + 1): the first operand",
             "min(kv_len, q_hi + 1): the second operand",
@@ -389,68 +393,313 @@ OF_MMA_BACKWARD = (
         MORE_TILES,
     ),
     WithoutEffect(
-        MMA_BACKWARD,
+        (ROTARY_BACKWARD,),
+        tuple(f"min(kv_len, {row} + 1): the {n} operand" for row in ("q_lo", "q_hi") for n in ("first", "second")),
+        "no kernel of the file calls it",
+        within="kv_range",
+    ),
+    WithoutEffect(
+        FUSED_BACKWARD,
         ("column < COLUMNS: always true",),
         "rows in shared memory have no columns beside those of the tensor",
         proof="QK_WIDTH == HEAD_DIM and V_WIDTH == HEAD_DIM_V",
     ),
     WithoutEffect(
-        MMA_BACKWARD,
+        FUSED_BACKWARD,
         ("r + row < TILE_ROWS: never true",),
         "the rows of each tile are a multiple of those that the block copies at once, which is the other operand",
         proof="all(rows % (THREADS // (QK_WIDTH // 8)) == 0 for rows in (BLOCK_Q, BLOCK_KV))",
     ),
     WithoutEffect(
-        MMA_BACKWARD,
+        (ROTARY_BACKWARD,),
+        ("column < columns: always true",),
+        "the columns of gradients are a multiple of those that a warp stores",
+        proof="HEAD_DIM % DQ_COLUMNS == HEAD_DIM % QK_COLUMNS == HEAD_DIM_V % V_COLUMNS == 0",
+    ),
+    WithoutEffect(
+        (ROTARY_BACKWARD,),
+        ("min(q_len - first_row, DQ_ROWS): the first operand",),
+        "the loop over the rows ends at 32 itself",
+        proof="DQ_ROWS == 32",
+    ),
+    WithoutEffect(
+        (*MMA_BACKWARD, ALIBI_BACKWARD),
         ("row < BLOCK_Q: always true", "thread_index() < BLOCK_Q: always true"),
         "each thread of the block has a row of the tile",
         proof="THREADS == BLOCK_Q",
     ),
     WithoutEffect(
-        MMA_BACKWARD,
+        FUSED_BACKWARD,
         ("min(kv_lo + BLOCK_KV, kv_len): the first operand", "min(kv_lo + BLOCK_KV, kv_len): the second operand"),
         f"fewer tiles of rows are full: {ALL_PARTIAL}",
     ),
     WithoutEffect(
-        MMA_BACKWARD,
+        FUSED_BACKWARD,
         ("lse == -INF: never true", "thread_index() < BLOCK_Q: never true"),
         "only if there are no keys does a row have none, and then no tile is visited",
     ),
     WithoutEffect(
-        MMA_BACKWARD,
+        FUSED_BACKWARD,
         ("__any_sync(0xffffffff, left_out != 0): always true",),
         "elements that are not finite are looked for, and there are none",
     ),
-    WithoutEffect(MMA_BACKWARD, ("partial: always true",), ALL_PARTIAL),
+    WithoutEffect(FUSED_BACKWARD, ("partial: always true",), ALL_PARTIAL),
     WithoutEffect(
-        MMA_BACKWARD,
+        FUSED_BACKWARD,
         ("partial: never true",),
         HIDES_NO_ROW,
-        within="gpt2_backward_dk_dv",
-        behind="+=",
+        within="_dk_dv",
+        behind="dK +=",
         line="if (partial)",
     ),
     WithoutEffect(
-        MMA_BACKWARD,
-        ("q_lo + column_of(j) >= q_len: never true", "tile >= full_tile_end: never true"),
-        within="gpt2_backward_dk_dv",
+        FUSED_BACKWARD,
+        ("tile >= full_tile_end: never true",),
+        within="_dk_dv",
         because="rows past the last one, their lse, dO and their delta are zeros: they add nothing to dK and dV",
     ),
     WithoutEffect(
         MMA_BACKWARD,
-        ("tile < full_tile_begin: never true",),
-        "full ranges begin at key 0",
-        within="gpt2_backward_dq",
-        proof="file:        0,  // full_begin",
+        ("q_lo + column_of(j) >= q_len: never true",),
+        within="_dk_dv",
+        because="rows past the last one, their lse, dO and their delta are zeros: they add nothing to dK and dV",
     ),
     WithoutEffect(
-        MMA_BACKWARD, ("tile < tile_end: always true",), "zeros, or rows that nobody reads, are copied", line="load_rows(tile)"
+        (ROTARY_BACKWARD,),
+        ("kv_lo + BLOCK_KV > kv_len: never true", "kv_idx >= kv_len: never true"),
+        f"{NO_MORE_ROWS}: no tile of rows is full of keys past the last one, which the mask allows no row",
+        within="_dk_dv",
     ),
     WithoutEffect(
-        MMA_BACKWARD, ("tile < tile_end: always true",), "zeros, or keys that nobody reads, are copied", line="load_keys(tile)"
+        (ALIBI_BACKWARD,),
+        ("q_lo + BLOCK_Q > q_len: never true", "q_lo + row_of(r) >= q_len: never true"),
+        "each row has a sum of its own, and those of rows past the last one are not stored",
+        within="_dq",
+    ),
+    *(
+        WithoutEffect(
+            files,
+            ("tile < full_tile_begin: never true",),
+            "full ranges begin at key 0",
+            within=within,
+            proof="file:        0,  // full_begin",
+        )
+        for files, within in (((*MMA_BACKWARD, ALIBI_BACKWARD), "_dq"), ((ALIBI_BACKWARD,), "_delta"))
     ),
     WithoutEffect(
-        MMA_BACKWARD, ("following < tile_end: always true",), "the same after the last tile", line="load_keys(following)"
+        (*MMA_BACKWARD, ALIBI_BACKWARD),
+        ("tile < tile_end: always true",),
+        "zeros, or rows that nobody reads, are copied",
+        line="load_rows(tile)",
+    ),
+    WithoutEffect(
+        (*MMA_BACKWARD, ALIBI_BACKWARD),
+        ("tile < tile_end: always true",),
+        "zeros, or keys that nobody reads, are copied",
+        line="load_keys(tile)",
+    ),
+    WithoutEffect(
+        (*MMA_BACKWARD, ALIBI_BACKWARD),
+        ("following < tile_end: always true",),
+        "the same after the last tile",
+        line="load_keys(following)",
+    ),
+    WithoutEffect(
+        (ALIBI_BACKWARD,),
+        ("of_P != 0.0f: always true", "has_keys: always true"),
+        "each row has a key, and its weights add up to about 1",
+    ),
+    WithoutEffect(
+        (ALIBI_BACKWARD,),
+        ("has_keys: never true",),
+        "scores of this kernel and of the forward differ by rounding errors alone, which here are small beside those of fp16",
+        line="own_lse_rest",
+    ),
+    WithoutEffect((ALIBI_BACKWARD,), ("dS != 0.0f: always true",), "0 is added: the factor of a slope, k - q, is finite"),
+    WithoutEffect(
+        (ALIBI_BACKWARD,),
+        ("element >= d_slopes_size_0: never true",),
+        "the grid has a block for each element",
+        within="_d_slopes",
+    ),
+    WithoutEffect(
+        (ALIBI_BACKWARD,),
+        ("d_slopes_size_0 == 1: never true",),
+        "the index of an only element is 0",
+        line="h_begin",
+    ),
+    WithoutEffect(
+        (ALIBI_BACKWARD,),
+        ("min(i0 + 1, q_heads): the first operand",),
+        "slopes have an element for each head, or one, and no other",
+    ),
+)
+
+# --- rotated rows
+OF_ROTATIONS = (
+    WithoutEffect(
+        ROTARY,
+        ("x != x: never true",),
+        "on the emulated device, where arithmetic gives a NaN whose upper 16 bits are a NaN. On a GPU it is 0x7fffffff, which "
+        "would become -0",
+    ),
+    WithoutEffect(
+        ROTARY, ("part >= ROTATED: never true",), "all of a row is rotated", proof="PARTS == ROTATED and HEAD_DIM == 2 * HALF"
+    ),
+    WithoutEffect(
+        ROTARY,
+        ("position < 0: never true", "position < length: always true"),
+        "a dense call is refused if one of its positions lies outside of the tables",
+        within="nearest",
+    ),
+    WithoutEffect(ROTARY, ("row < kv_len: always true",), "the grid has a block for each row of Q and each of K"),
+    WithoutEffect(
+        (ROTARY[0],),
+        ("min(kv_len, q_lo + 1): the second operand", "kv_idx >= kv_len: never true"),
+        f"{NO_MORE_ROWS}, and the mask allows no row keys past the last one",
+    ),
+)
+
+# --- the backward of documents
+DOCUMENTS_BACKWARD = ("packed_documents_fused_backward.cu",)
+LATER_TILES = (
+    "only beyond THREADS tiles, 8192 rows or keys: the last line of a check says that no block visits tiles after those that "
+    "are classified at once"
+)
+OF_DOCUMENTS_BACKWARD = (
+    WithoutEffect(DOCUMENTS_BACKWARD, ("lse == -INF: never true", "thread_index() < BLOCK_Q: never true"), OWN_KEY),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        (
+            "min(q_hi + 1, kv_len): the first operand",
+            "min(q_hi + 1, kv_len): the second operand",
+            "max(kv_lo, 0): the second operand",
+            "kv_lo <= q_hi: always true",
+            "(t0 <= t1 && t2 <= t3): always true",
+            "t0 <= t1: always true",
+            "t2 <= t3: always true",
+            "may: always true",
+            "min(q_lo + BLOCK_Q, q_len): the first operand",
+            "min(q_lo + BLOCK_Q, q_len): the second operand",
+        ),
+        MORE_TILES,
+    ),
+    WithoutEffect(DOCUMENTS_BACKWARD, ("max(kv_lo, 0): the first operand",), "no key is before key 0"),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("min((tile + 1) * BLOCK_KV, kv_len): the second operand",),
+        f"the range of a tile holds the elements of later ones too: {MORE_TILES}, and fewer tiles are full",
+        line="i += 32",
+    ),
+    *(
+        WithoutEffect(
+            DOCUMENTS_BACKWARD,
+            (*(f"min({what}: the {n} operand" for n in ("first", "second")),),
+            f"fewer tiles are full: {ALL_PARTIAL}",
+            line=line,
+        )
+        for what, line in (
+            ("kv_lo + BLOCK_KV, kv_len)", "kv_hi"),
+            ("(tile + 1) * BLOCK_Q, q_len)", "q_hi"),
+            ("(tile + 1) * BLOCK_KV, kv_len)", "kv_hi"),
+        )
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        (
+            "must: never true",
+            "(full[tile % THREADS / 32] >> tile % 32 & 1) == 0: always true",
+            "partial: always true",
+        ),
+        f"no tile is full: {ALL_PARTIAL}",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("row >= STEP: never true",),
+        "each thread of the block has a chunk to copy",
+        proof="THREADS % (QK_WIDTH // 8) == THREADS % (V_WIDTH // 8) == 0",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("column < COLUMNS: always true",),
+        "rows in shared memory have no columns beside those of the tensor",
+        proof="QK_WIDTH == HEAD_DIM and V_WIDTH == HEAD_DIM_V",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("r + row < TILE_ROWS: never true",),
+        "the rows of each tile are a multiple of those that the block copies at once, which is the other operand",
+        proof="all(rows % (THREADS // (QK_WIDTH // 8)) == 0 for rows in (BLOCK_Q, BLOCK_KV))",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("__any_sync(0xffffffff, left_out != 0): always true",),
+        "elements that are not finite are looked for, and there are none",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("tile < tile_end: one later",),
+        "a tile more is looked at, and is marked as empty",
+        line="while (tile < tile_end) {",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("__syncthreads();: left out",),
+        LATER_TILES,
+        line="all threads have read the words of the previous tiles",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("mine >= tile_begin: always true",),
+        "tiles of rows before the first key are empty by the mask: more are visited",
+        within="_dk_dv",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("mine >= tile_begin: always true",),
+        "ranges begin at key 0",
+        within="_dq",
+        proof="file:        0,  // begin",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("mine < whole_tiles: always true", "q_lo + column_of(j) >= q_len: never true"),
+        "rows past the last one, their lse, dO and their delta are zeros: they add nothing to dK and dV",
+        within="_dk_dv",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("tile < tile_end: always true",),
+        "zeros, or rows that nobody reads, are copied",
+        line="load_rows(tile, stage)",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("later != 0: always true",),
+        "the last tile before tile_end has the keys of the rows themselves",
+        within="_dq",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("tile < tile_end: always true",),
+        f"each block visits a tile: {OWN_KEY}",
+        line="load_keys(tile, 0)",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("following < tile_end: always true",),
+        "the same after the last tile",
+        line="load_keys(following",
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD, ("partial: never true",), HIDES_NO_ROW, within="_dk_dv", behind="dK +=", line="if (partial)"
+    ),
+    WithoutEffect(
+        DOCUMENTS_BACKWARD,
+        ("cp_async_wait<0>();: left out",),
+        f"each block visits a tile, and waits for its copies: {OWN_KEY}",
+        within="_dq",
+        behind="dQ goes through",
     ),
 )
 
@@ -819,6 +1068,8 @@ WITHOUT_EFFECT = (
     *OF_WINDOWS,
     *OF_TILE_KINDS,
     *OF_MMA_BACKWARD,
+    *OF_DOCUMENTS_BACKWARD,
+    *OF_ROTATIONS,
     *OF_TILED_BACKWARD,
     *OF_ROWS,
     *OF_NAIVE_BACKWARD,
