@@ -54,7 +54,7 @@ def test_dq_is_added_up_in_global_memory_unless_gradients_are_deterministic() ->
     assert [p.own.dq for p in plans] == ["additions", "own kernel"]
 
 
-@pytest.mark.parametrize("name", tiers.cases(VARIANTS, quick=[]))
+@pytest.mark.parametrize("name", tiers.cases(VARIANTS, one_of=2))
 def test_variants(name: str) -> None:
     for seed, shape in enumerate(SHAPES):
         kernel = compiled(defined(name), "hopper", seed=seed % 2 * 7)
@@ -65,7 +65,7 @@ def test_variants(name: str) -> None:
 ADDED = [(name, d) for name in VARIANTS for d in (64, 128) if name not in ("sigmoid", "none")]
 
 
-@pytest.mark.parametrize(("name", "head_dim"), tiers.cases(ADDED, quick=[("documents", 64)]))
+@pytest.mark.parametrize(("name", "head_dim"), tiers.cases(ADDED, quick=[("documents", 64)], one_of=2))
 def test_dq_added_up_in_global_memory(name: str, head_dim: int) -> None:
     for seed, shape in enumerate(SHAPES):
         kernel = compiled(defined(name, head_dim), "hopper", seed=seed % 2 * 7)
@@ -265,7 +265,7 @@ def test_large_scores(head_dim: int) -> None:
         assert not wrong_gradients(compiled(spec, "hopper"), problem, deterministic=deterministic), deterministic
 
 
-@pytest.mark.parametrize("name", tiers.cases(VARIANTS, quick=[]))
+@pytest.mark.parametrize("name", tiers.cases(VARIANTS, one_of=2))
 def test_variants_of_wide_heads(name: str) -> None:
     """Heads so wide that the consumers share the keys of a block: weights pass through shared memory."""
     for seed, shape in enumerate(SHAPES):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,7 +100,10 @@ def outcome(name: str, spec: AttentionSpec, backwards: Sequence[CompiledBackward
 
 
 PARTS = 3  # of the steps of a kernel, each in a test of its own
-IN_TURN = pytest.mark.parametrize("part", tiers.cases(range(PARTS), one_of=PARTS))
+
+
+def in_turn(names: Iterable[str]) -> list[Any]:
+    return tiers.cases(product(names, range(PARTS)), one_of=2 * PARTS)
 
 
 def steps_that_are_not_needed(name: str, spec: AttentionSpec, part: int, deterministic: bool) -> list[str]:
@@ -111,13 +116,12 @@ def steps_that_are_not_needed(name: str, spec: AttentionSpec, part: int, determi
     return unnoticed(source, removed, mutant.library, lambda: outcome(name, spec, backwards))
 
 
-@IN_TURN
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "part"), in_turn(SPECS))
 def test_every_step_between_warps_is_needed(name: str, part: int) -> None:
     assert steps_that_are_not_needed(name, SPECS[name], part, deterministic=True) == []
 
 
-@IN_TURN
+@pytest.mark.parametrize("part", tiers.cases(range(PARTS), one_of=PARTS))
 @pytest.mark.usefixtures("small_heads_are_split")
 def test_every_step_between_warps_is_needed_where_products_are_split(part: int) -> None:
     assert compiled(SPLIT, "hopper").gradients().plan.own.split_products
@@ -133,8 +137,7 @@ ADDED = {
 }
 
 
-@IN_TURN
-@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize(("name", "part"), in_turn(ADDED))
 def test_every_step_between_warps_is_needed_where_dq_is_added_up(name: str, part: int) -> None:
     assert compiled(ADDED[name], "hopper").gradients(None, False).plan.own.dq == "additions"
     assert steps_that_are_not_needed(name, ADDED[name], part, deterministic=False) == []
