@@ -685,6 +685,13 @@ def _joined_rows(case: Case) -> Any:
     return np.any([(has_keys[:-n] & has_keys[n:]).any(0) for n in range(warps, warps * (case.splits - 1) + 1)], axis=0)
 
 
+def _joins_large(case: Case) -> bool:
+    """Whether a score of one of these rows, among those that are looked at, is larger than OVERFLOW."""
+    maxima = case.row_maxima if not case.is_empty else np.empty(0)
+    joined = _joined_rows(case)[: len(maxima)]
+    return bool((maxima[: len(joined)][joined] > OVERFLOW).any())
+
+
 def _joins_nothing(case: Case) -> bool:
     """Whether keys are split, and a row has none."""
     if not all(case.sizes[name] for name in ("batch", "q_heads", "q_len")) or case.splits == 1:
@@ -878,7 +885,7 @@ JOINED = (
         "joined_large_scores",
         "a row whose keys lie in several splits, and whose weights would overflow if its maximum were not subtracted",
         lambda plan: _decode(plan) and rescales(plan),
-        lambda case: bool((case.row_maxima[_joined_rows(case)] > OVERFLOW).any()) if _joined_rows(case).any() else False,
+        _joins_large,
         scores="steep",
     ),
 )
