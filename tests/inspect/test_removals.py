@@ -17,7 +17,7 @@ from tests.inspect.removals_without_effect import WITHOUT_EFFECT, reason_of, sta
 from tests.removals import BOUND, GUARD, LOOP, ORDERS, Emitted
 
 GENERATED = sorted(path.name for path in (ROOT / "generated").glob("*.cu"))
-NO_SPEC = {"append_to_pages_bf16_128_rotary_128.cu"}  # no kernel of a spec: a check has no problems for it
+NO_SPEC = {"append_to_pages_bf16_128_rotary_128.cu"}  # no kernel of a spec: tests/torch/test_append_removals.py
 # Of which every removal has been run, and is noticed or known to have no effect
 EXPLORED = (
     "gpt2_naive.cu", "cross_attention_naive.cu", "gpt2_tiled.cu", "cross_attention_tiled.cu", "gpt2_fused.cu",
