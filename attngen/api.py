@@ -57,7 +57,7 @@ class CompiledAttention(Compiled):
             raise TypeError(
                 "an attention that was compiled for a Device cannot be pickled; compile it for the name of a device"
             )
-        import_first = type(self.on_tensors)  # whose module registers it
+        import_first = type(self.on_tensors)  # unpickling imports its module, which registers it
         return _compile_again, (self.spec, self.schedule, *self.place, dict(self.captures), import_first)
 
     def __copy__(self) -> CompiledAttention:

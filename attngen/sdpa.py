@@ -205,7 +205,7 @@ def _standard(spec: AttentionSpec, mode: str, device: str) -> CompiledAttention:
 
 
 MASK_DTYPES = ("bool", *(dtype.name for dtype in STORAGE_DTYPES))
-MASK_DIMS = {"b": "batch", "h": "heads", "q": "q_len", "k": "kv_len"}  # of a dense mask, by the index of each
+MASK_DIMS = {"b": "batch", "h": "heads", "q": "q_len", "k": "kv_len"}  # dimensions of a dense mask, by the index of each
 ALL_AXES = "".join(MASK_DIMS)
 CAUSAL = apply("ge", name("q", Type.INT), name("k", Type.INT))
 

@@ -393,7 +393,7 @@ def paged_attention(
         cu_seq_lens_k, max_seqlen_k = cu_seq_lens_k[kind], max_seqlen_k[kind]  # type: ignore[index]
     assert cu_seq_lens_k is not None
     in_place = has_past and not has_window
-    reads = [index[:0] for index in read_index] if in_place else read_index  # of no index, the cache copies nothing
+    reads = [index[:0] for index in read_index] if in_place else read_index  # with an empty index, the cache copies nothing
     keys, values = cache.update(key, value, module.layer_idx, reads, write_index)
     where: dict[str, Tensor] = {}
     if in_place:

@@ -221,7 +221,7 @@ def rows(cases: Sequence[Case], rounds: int) -> Iterator[Row]:
         running = {case: started(case, Path(directory)) for case in cases}
         sides = {case: {side: pipe for side, (_, pipe) in found.items()} for case, found in running.items()}
         everybody = {(case, side): pipe for case, pipes in sides.items() for side, pipe in pipes.items()}
-        prefills = ask_all(everybody, ("prefill", None))  # of all cases, so that none of them starts during a measurement
+        prefills = ask_all(everybody, ("prefill", None))  # for all cases, so that none of them starts during a measurement
         for case, pipes in sides.items():
             for way in WAYS:
                 asked = prefills if way == "prefill" else ask_all({(case, s): p for s, p in pipes.items()}, (way, None))

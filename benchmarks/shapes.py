@@ -42,8 +42,8 @@ class Model:
 
     batch: int
     heads: int
-    lengths: tuple[int, int]  # of queries and keys
-    head_dims: tuple[int, int]  # of Q and K, and of V
+    lengths: tuple[int, int]  # (queries, keys)
+    head_dims: tuple[int, int]  # (Q and K, V)
     kv_heads: int = 0  # as `heads`
     is_causal: bool = False
     mask: str = ""

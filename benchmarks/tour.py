@@ -33,7 +33,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 
 TURING = "sm_75"  # its fused schedule multiplies on ordinary units
-BATCH, HEADS, LENGTH, HEAD_DIM = 2, 16, 4096, 64  # of the rates
+BATCH, HEADS, LENGTH, HEAD_DIM = 2, 16, 4096, 64  # sizes for the rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Row:
     schedule: str = "fused"
     arch: str = "sm_80"
     wanted: tuple[str, ...] = ()  # gradients, of a backward
-    deterministic: bool = True  # of a backward
+    deterministic: bool = True  # backward only
 
     def spec(self) -> AttentionSpec:
         """gpt2 with these statements: fp16 and heads of 64."""

@@ -92,7 +92,7 @@ EXPECTED = {
     "E301": "a tile that does not fit",
     "E112": "a word that is not a valid name",
 }
-CALLS = 6  # of a case
+CALLS = 6  # per case
 # Terms of one interval of keys for each row, or of rows for each key, at a constant {c}; and constants up to long problems
 RANGES = (
     "k < {c}", "k >= {c}", "q < {c}", "q >= {c}", "q + k <= {c}", "q + k >= {c}", "k <= q - {c}", "k >= q + {c}",
@@ -100,7 +100,7 @@ RANGES = (
     "k <= q + kv_len - q_len - {c}", "k <= q + kv_len - q_len", "k < w", "k >= q - w", "k <= q - w", "q + k <= w", "k + n > q",
     "k < {c} * h", "k >= {c} * b", "k < ends[b]", "q >= k", "k < reach[b, q]", "w < 0", "kv_len > {c}",
 )  # fmt: skip
-PARTLY_EMPTY = (  # of some rows
+PARTLY_EMPTY = (  # terms that leave some rows without keys
     "q + k <= {c}", "k <= q - {c}", "k >= q + {c}", "k <= q + kv_len - q_len - {c}", "k <= q + kv_len - q_len", "q + k <= w",
     "k <= q - w", "k >= q + w", "k >= {c}", "q >= {c}", "q < {c}", "kv_len - k <= q - {c}",
 )  # fmt: skip
@@ -110,10 +110,10 @@ PARAMS = {
     "n": (1, 2, 3, 4, 5, 16, 64, 100, 400),
     "temp": (0.7,),
 }  # fmt: skip
-HUGE = (2**30, -(2**30), 2**29, 1 - 2**29)  # of `w` where it bounds indices and is in no score
+HUGE = (2**30, -(2**30), 2**29, 1 - 2**29)  # values of `w` if it bounds indices and is in no score
 SMALL_HEADS = (8, 16, 24, 32, 40, 48, 64, 64, 64, 80, 96, 128)  # sizes for masks with large constants, which need long problems
 STORAGES: tuple[Storage, ...] = (*["dense"] * 4, "padded", "packed", "packed", "paged", "packed_paged")  # type: ignore[assignment]
-PAGE_SIZES = {"hopper": (8, 16, 24, 48, 64, 128, 256), "wgmma": (8, 16, 48, 64, 256)}  # which need pages of a stated size
+PAGE_SIZES = {"hopper": (8, 16, 24, 48, 64, 128, 256), "wgmma": (8, 16, 48, 64, 256)}  # schedules with pages of a stated size
 OTHER_PAGE_SIZES = (None, None, 1, 3, 16, 20, 64, 128)
 
 
@@ -362,7 +362,7 @@ def drawn_problem(one: Case, seed: int, call: Call | None = None) -> Sample:
     q, v = (from_storage(x) * np.float32(size) for x, size in ((problem.q, one.magnitude), (problem.v, one.size_of_v)))
     problem = replace(problem, q=round_to_storage(q, spec.dtype), v=round_to_storage(v, spec.dtype))
     names = {word: name for name, word in one.words}
-    at_kinks = np.random.default_rng(seed).random() < 0.25  # of `max`, `abs` and others: multiples of a half
+    at_kinks = np.random.default_rng(seed).random() < 0.25  # kinks of `max`, `abs` and others: multiples of a half
     for word, array in problem.inputs.items():
         if at_kinks and (dtype := spec.input(word).dtype).kind == "float":
             array = round_to_storage(np.round(2 * from_storage(array)) / 2, dtype)

@@ -21,7 +21,7 @@ SMALL = (0, 0, 1, 1, 2, 3, 5, 17)
 ATTEMPTS = 40  # to find lengths with few enough pairs
 # Pairs times head size, of all heads: what the emulated device computes in about a second, on tensor cores and by threads
 WORK = {"forward": (40_000_000, 10_000_000), "backward": (12_000_000, 3_000_000)}
-PAIRS = (30_000, 60_000, 150_000, 300_000)  # of all heads: the oracle takes longer for them than the kernel
+PAIRS = (30_000, 60_000, 150_000, 300_000)  # over all heads: the oracle takes longer for them than the kernel
 POOL_PAGES = (1, 3, 16, 20, 64, 256)  # rows of a page that the spec does not state
 
 
@@ -33,7 +33,7 @@ class Call:
     rows: tuple[int, ...]
     keys: tuple[int, ...]
     params: Mapping[str, int | float]
-    page_size: int = 16  # of the pool, if keys lie in pages
+    page_size: int = 16  # rows per page of the pool, if keys lie in pages
 
     @property
     def lengths(self) -> tuple[tuple[int, int], ...]:

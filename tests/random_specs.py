@@ -130,7 +130,7 @@ def failure(one: Case, seed: int = 0, device: Device | None = None) -> str:
 def _failure(one: Case, call_of: Call, kernel: CompiledAttention, seed: int) -> str:
     """What is wrong with one of its problems."""
     spec, problem, params = kernel.spec, drawn_problem(one, seed, call_of), one.given(call_of)
-    expected: dict[tuple[int, int], Truth] = {}  # of the whole batch, by the lengths of its sequences
+    expected: dict[tuple[int, int], Truth] = {}  # truth for the whole batch, by the lengths of its sequences
     for lengths in dict.fromkeys(call_of.lengths):
         part = of_lengths(spec, problem, *lengths)
         expected[lengths] = whole = truth(spec, part, params)

@@ -108,7 +108,7 @@ class Token:
 @dataclass(frozen=True, slots=True)
 class Insertion:
     at: int
-    rank: int  # of insertions at one place: closing parts first, then opening ones from the outermost on
+    rank: int  # order of insertions at one place: closing parts first, then opening ones from the outermost on
     text: str
     skips: int = 0  # characters of the text that it takes the place of
 
@@ -381,7 +381,7 @@ class Emitted:
 
     def _conjunct(self, first: int, last: int, neutral: str) -> None:
         if any(self.is_(n, "&&") for n in self._top(first, last)):
-            return  # of a disjunction: its own operands are found
+            return  # an operand of a disjunction: its own operands are found
         if self._is_known(first, last):
             return
         number = self._add(first, last, GUARD, neutral)

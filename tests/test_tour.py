@@ -77,7 +77,7 @@ def test_the_session_of_gdb_in_trace_md(tmp_path: Path) -> None:
     at = options.index("--args")
     command = ["gdb", "-nx", "-batch", *options[:at], *commands, "--args", sys.executable, *options[at + 2 :]]
     done = subprocess.run(command, cwd=tmp_path, env=tour.environment(), capture_output=True, text=True, check=False)
-    assert 'No symbol "' not in done.stderr, done.stderr  # of a Python without symbols gdb says that it has no table
+    assert 'No symbol "' not in done.stderr, done.stderr  # if Python has no symbols, gdb says that it has no table
     printed = re.findall(r"^\$\d+ = (.*)", done.stdout, re.M)
     assert printed[0] == "37"
     if CALLS_NOTHING in done.stderr:  # gdb 13 on a processor with AMX; in any program

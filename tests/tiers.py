@@ -23,7 +23,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("quick", "long", "turns", "all")
-EXAMPLES = {"quick": 50, "long": 500, "turns": 50, "all": 500}  # of each property test
+EXAMPLES = {"quick": 50, "long": 500, "turns": 50, "all": 500}  # per property test
 
 for name, count in EXAMPLES.items():
     settings.register_profile(name, deadline=None, max_examples=count)  # no deadline: no test measures time

@@ -16,7 +16,7 @@ FORMATS = (".png", ".svg", ".pdf")
 class Line:
     """The line of a candidate, the same in every picture."""
 
-    colour: str  # of the Okabe-Ito palette, which colour-blind readers can tell apart
+    colour: str  # from the Okabe-Ito palette, which colour-blind readers can tell apart
     label: str
     dash: str = "-"
 

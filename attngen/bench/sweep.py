@@ -119,9 +119,9 @@ def run(
 class _Subject:
     """What is measured on a case."""
 
-    calls: dict[str, Callable[[], Any]]  # of each candidate
+    calls: dict[str, Callable[[], Any]]  # by candidate
     truth: Callable[[], Any]  # what a call returns, in float64
-    error: Callable[[Any, Any], float]  # of what a call returned, given the truth
+    error: Callable[[Any, Any], float]  # the error of what a call returned, given the truth
     bytes_moved: int  # if each tensor is moved once
 
 

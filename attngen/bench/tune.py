@@ -34,7 +34,7 @@ from attngen.spec.gradient import gradient_argument
 
 SCREENING_ROUNDS = 3
 FINALISTS = 6
-WORTH = 0.99  # of the planner's time: a smaller gain does not justify another kernel
+WORTH = 0.99  # share of the planner's time: a smaller gain does not justify another kernel
 
 
 @dataclass(frozen=True, slots=True)

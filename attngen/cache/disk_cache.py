@@ -29,7 +29,7 @@ KINDS = ("cuda", "emulated", "tuned", "templates", "parser")
 MADE_AGAIN = ("cuda", "emulated", "templates", "parser")  # what a compilation replaces
 PACKAGED = Path(__file__).resolve().parent.parent / "_cache"  # a folder for each kind; only in a wheel
 DIGEST_BYTES = 32  # SHA-256, after the last byte that a loader of ELF files looks at
-MOST_BYTES = 256 * 2**20  # of one kind; the least recently used entries are removed first
+MOST_BYTES = 256 * 2**20  # per kind; the least recently used entries are removed first
 STALE_SECONDS = 3600.0  # a temporary file this old was left by a process that was killed
 TEMPORARY = ".writing-"
 LOCK = ".lock-"
@@ -51,7 +51,7 @@ def _of_user() -> Path:
         found = user_cache_path("attngen")
         if found.is_absolute():
             return found
-    return Path(os.environ.get("TMPDIR") or "/tmp") / f"attngen-{os.geteuid()}"  # of a user without a home, as in containers
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"attngen-{os.geteuid()}"  # for a user without a home, as in containers
 
 
 class CacheWarning(UserWarning):

@@ -76,7 +76,7 @@ def command(
         if cubin:
             from attngen.device.cuda import compiler
 
-            files[".cubin"] = compiler.cubin(emit(one.spec, plan))  # of the text that is compiled to be run
+            files[".cubin"] = compiler.cubin(emit(one.spec, plan))  # from the text that is compiled to be run
         for suffix, data in files.items():
             write_whole(output / f"{stem}{suffix}", data)
             written.append(str(output / f"{stem}{suffix}"))

@@ -99,5 +99,5 @@ def write_whole(path: Path, data: bytes) -> None:
         error.filename, error.filename2 = str(path), None  # the file that the user named
         raise
     finally:
-        with suppress(OSError):  # of a read-only file system, even if there is no such file
+        with suppress(OSError):  # raised by a read-only file system, even if there is no such file
             temporary.unlink()

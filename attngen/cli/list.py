@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from attngen.spec.dtypes import DType
 
 WIDTH = 110
-COLUMN = 30  # of meanings
+COLUMN = 30  # where meanings start
 MISTAKES = f"{click.style('mistakes and warnings', bold=True)}\n  by their codes, as in `attngen list E215`"
 
 

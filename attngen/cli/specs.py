@@ -137,7 +137,7 @@ def own_problem(
     from attngen.plan import Problem
     from attngen.schedules.choose import choice_of
 
-    problem = Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)  # of which only lengths matter here
+    problem = Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)  # only lengths matter here
     choice = choice_of(spec, arch, kernel, gradients.of(spec), gradients.deterministic)
     return problem if choice.has_own(problem) else None
 

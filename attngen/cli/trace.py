@@ -11,7 +11,7 @@ import click
 
 from attngen.cli import options, specs
 
-THREADS = 1024  # of a block, at most
+THREADS = 1024  # per block, at most
 LENGTH, LENGTH_OF_MANY_HEADS = 256, 64  # the naive kernel takes seconds at these
 LENGTH_HELP = f"Number of queries.  [default: {LENGTH}; {LENGTH_OF_MANY_HEADS} if the spec has many heads]"
 

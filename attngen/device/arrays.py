@@ -263,7 +263,7 @@ def _empty(array: ArrayView, shape: tuple[int, ...], dtype: DType) -> Any:
             made.view(-1).view(torch.uint8).fill_(NAN_BYTE)
         return made
     if array.location == CPU:
-        theirs = getattr(owner, "dtype", None)  # that of ml_dtypes, for bf16 of numpy and JAX, or the structured one
+        theirs = getattr(owner, "dtype", None)  # the owner's: of ml_dtypes, for bf16 of numpy and JAX, or the structured one
         of_owner = isinstance(theirs, np.dtype) and _BY_NAME.get(theirs.name) is dtype
         made = np.empty(shape, theirs if of_owner else dtype.numpy)
         made.reshape(-1).view(np.uint8)[...] = NAN_BYTE

@@ -29,9 +29,9 @@ CTYPES: dict[str, type[Any]] = {
     "float": ctypes.c_float,
     "bool": ctypes.c_bool,
 }
-ROW_BYTES = 128  # of a swizzled TMA box
+ROW_BYTES = 128  # per row of a swizzled TMA box
 ROWS_AND_KEYS = ("q", "k", "v", "dout")  # arguments of which a call without pairs has no element
-ANY_SIZE = 2**31 - 2**16  # of a dimension of a tensor map that bounds nothing
+ANY_SIZE = 2**31 - 2**16  # size of a tensor map's dimension that bounds nothing
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
@@ -42,7 +42,7 @@ class Bound:
     kernel: Kernel
     launches: tuple[Launch, ...]
     arrays: Mapping[str, ArrayView]
-    overlap: OverlapCheck | None  # of inputs and outputs, in this order; None if the call allocated every output
+    overlap: OverlapCheck | None  # checks inputs and outputs, in this order; None if the call allocated every output
 
     @property
     def memory(self) -> tuple[Memory, ...]:

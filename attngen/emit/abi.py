@@ -20,7 +20,7 @@ LETTERS = {
     "pages": "p",
     **dict.fromkeys(("q_len", "kv_len", "total_q", "total_k", "page_size"), "s"),
     **dict.fromkeys(("head_dim", "head_dim_v"), "d"),
-}  # of the axes with these names
+}  # letters of the axes with these names
 BEGINNINGS = {"page_table": (free("batch"), free("max_pages")), "seqused": (free("batch"),)}  # axes; of others batch + 1
 TOTALS = {"cu_seqlens_q": "total_q", "cu_seqlens_k": "total_k"}  # the sizes of the rows and keys of all sequences
 ROW_ALIGNMENT = 16  # bytes: one copy of the kernels on tensor cores
@@ -225,12 +225,12 @@ WORKSPACES: dict[str, Callable[[AttentionSpec, Plan], tuple[Axis, ...]]] = {
     "delta": _rows,
     "own_lse": _rows,  # lse, or lse_rest, of weights as the backward computes them: these add up to 1
     "own_lse_rest": _rows,
-    "sink_weight": _rows,  # of each row's sink, where a gradient of it is wanted
-    "dq_sums": _dq_sums,  # of dQ, before softmax_scale and rounding
-    "part_sums": _part_sums,  # of dK and dV of each part of a group, before softmax_scale and rounding
+    "sink_weight": _rows,  # if a gradient of the sink is wanted
+    "dq_sums": _dq_sums,  # sums of dQ, before softmax_scale and rounding
+    "part_sums": _part_sums,  # dK and dV of each part of a group, before softmax_scale and rounding
     "row_numbers": _row_numbers,  # lse in powers of 2, delta; what is subtracted from large scores
     "split_O": _output_of_split,  # sums of P V of the keys of a split, for weights that its maximum is subtracted from
-    "split_max": _row_of_split,  # that maximum; -inf: the split has no key for the row, and wrote nothing else
+    "split_max": _row_of_split,  # the split's maximum; -inf: the split has no key for the row, and wrote nothing else
     "split_sum": _row_of_split,  # the sum of these weights
 }
 

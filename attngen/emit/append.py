@@ -21,9 +21,9 @@ LETTERS = {
     **dict.fromkeys(("q_len", "new_len", "cache_len", "page_size"), "s"),
     **dict.fromkeys(("q_heads", "kv_heads"), "h"),
     **dict.fromkeys(("angles", "max_pages"), "p"),
-}  # of the axes with these names
+}  # letters of the axes with these names
 PlaceOfRows = Literal["new rows", "first new row", "end"]
-POSITIONS: dict[PlaceOfRows, str] = {  # of row `row` of Q, whose sequence had `begin` keys before
+POSITIONS: dict[PlaceOfRows, str] = {  # position of row `row` of Q, if its sequence had `begin` keys before
     "new rows": "begin + row",
     "first new row": "begin",
     "end": "begin + new_len - q_len + row",

@@ -17,12 +17,12 @@ from attngen.plan.saved import row_values, row_workspaces
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import CapturedGradient, Source, gradient_argument
 
-PER_THREAD = 16  # of a thread, where there is one for each pair: else starting blocks takes longer than their work
+PER_THREAD = 16  # elements per thread, if there is one per pair: with fewer, starting blocks takes longer than their work
 TERM_CONSTANTS = (
     ConstantLine("WORDS", WORDS, "of a sum without rounding"),
     ConstantLine("PER_THREAD", PER_THREAD, "that a thread sets to 0, or adds up, one after the other"),
 )
-INDEX_OF = {"rows": "bhq", "keys": "bhk", "pairs": "bhqk", "words": ""}  # of the numbers of a workspace
+INDEX_OF = {"rows": "bhq", "keys": "bhk", "pairs": "bhqk", "words": ""}  # indices of a workspace's numbers, by place
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Terms:
     functions: CapturedFunctions[Function]
     tensor: Tensor  # the gradient, from whose sizes an element's place follows
     diagonals: bool  # a term is the sum of a tile's diagonal
-    may_be_all: bool  # of pairs, whether an element may have a single one: then its term is the gradient itself
+    may_be_all: bool  # pairs only: an element may have a single pair, whose term is then the gradient itself
     are_neighbours: bool  # and that is dS in 16 bits, neighbouring keys have neighbouring elements, and a thread has both pairs
 
     def of(self, *sources: Source) -> tuple[ContributionFunctions[Function], ...]:
@@ -64,7 +64,7 @@ class LastKernel(CapturedKernel):
     """The kernel that adds up the terms of one captured gradient."""
 
     sums: tuple[Terms, ...]
-    indices: str  # of the numbers of the workspaces
+    indices: str  # indices of the workspaces' numbers, such as "bhq"
     by_block: bool  # a block adds up one element, else a thread, or several
     inner: str | None  # the index that counts a thread's elements, q or k, if it has several: pairs' own
 
@@ -89,8 +89,8 @@ class RowKernel:
     kernel: KernelText
     sums_q: bool
     sums_delta: bool
-    row_values: tuple[str, ...]  # that it reads
-    terms: tuple[Terms, ...]  # of captured gradients, which it adds up
+    row_values: tuple[str, ...]  # the kernel reads these
+    terms: tuple[Terms, ...]  # terms of captured gradients, which the kernel adds up
     visits_keys: bool  # gradients of sinks alone need none
     equations: tuple[str, ...]
 

@@ -19,7 +19,7 @@ LEVELS: tuple[Comments, ...] = get_args(Comments)
 
 TEACHING = re.compile(r"(?P<margin>[ \t]*)//:(?P<lead> *)(?P<text>.*)")
 SECTION = re.compile(r"^//# (.*)", re.M)
-WIDTH = 124  # of a teaching line
+WIDTH = 124  # characters of a teaching line
 # Tokens: comments, and literals that may contain // or /*. Numbers may contain ' between digits.
 TOKEN = re.compile(
     r"""(?P<comment> //(?:\\\r?\n|[^\n])* | /\*.*?\*/ )

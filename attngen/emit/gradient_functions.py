@@ -30,10 +30,10 @@ class ContributionFunctions(Generic[F]):
     """One read of a captured tensor: `indices` has those that are not `CapturedFunctions.own`."""
 
     source: Source
-    name: str  # of the factor's function
+    name: str  # name of the factor's function
     factor: F | None  # None: 1
     what: str  # the factor, as the language writes it
-    element: str  # that is read, as the language writes it
+    element: str  # the element that is read, as the language writes it
     indices: tuple[IndexFunction[F], ...]
     reads_s: bool
 

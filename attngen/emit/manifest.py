@@ -82,7 +82,7 @@ def _read_kernel(kernel: Mapping[str, Any]) -> KernelEntry:
         block=(block_x, block_y, block_z),
         shared_bytes=kernel["shared_bytes"],
         shared_buffers=tuple(SharedRange(**b) for b in kernel["shared_buffers"]),
-        early=kernel.get("early", False),  # which the first manifests of this version lack
+        early=kernel.get("early", False),  # missing in the first manifests of this version
     )
 
 

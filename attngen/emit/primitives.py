@@ -26,7 +26,7 @@ _FUNCTION = re.compile(r"^(?:template <.*?> )?__device__ __forceinline__ [\w ]+?
 _STRUCT = re.compile(r"^struct (?:alignas\(\w+\) )?(\w+)", re.M)
 _CONSTANT = re.compile(r"constexpr .*?(\w+) = ")
 _NOT_CODE = re.compile(r'//.*|"[^"\n]*"')
-_NAME = re.compile(r"\w+[(<]?")  # of a function: as it is called
+_NAME = re.compile(r"\w+[(<]?")  # a name; for a function, as it is called
 
 
 def with_primitives(text: str, forms: Mapping[str, Collection[str]]) -> str:

@@ -17,7 +17,7 @@ from attngen.plan.split_keys import Splits as Splits
 # --- formulas: numbers that the host computes from the sizes of a call ---------------------------------------------------
 
 MULTIPROCESSORS = "multiprocessors"  # the size that is the number of SMs of the device
-Sizes: TypeAlias = Mapping[str, int]  # of a call, by the names of dimensions; with MULTIPROCESSORS
+Sizes: TypeAlias = Mapping[str, int]  # sizes of a call, by the names of dimensions; with MULTIPROCESSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Tensor:
     unit_stride: bool = False  # the last dimension must have stride 1
     broadcasts: bool = False  # an array of size 1 along a free axis stands for any size
     like: str = ""  # the argument whose array's shape its first dimensions have, broadcast or not, as that of a gradient
-    unless: tuple[str, ...] = ()  # of a workspace: no call needs it whose array `unless_of` has these sizes, all others being 1
+    unless: tuple[str, ...] = ()  # workspace only: not needed if the array `unless_of` has these sizes, all others being 1
     unless_of: str = ""
 
     @property

@@ -14,8 +14,8 @@ from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DType
 
-CHUNK_BYTES = 16  # that a thread moves at once
-THREADS = 128  # of a block, which has a row of all heads
+CHUNK_BYTES = 16  # a thread moves so many at once
+THREADS = 128  # per block; a block has a row of all heads
 ROTATE, TURN_BACK = "rotate", "turn_back"  # the suffixes of kernels
 
 
@@ -49,12 +49,12 @@ class Turned:
 
     source: str
     to: str
-    index: str  # of a row: q_idx or kv_idx
-    length: str  # of the sequence
-    most: str  # of any sequence
+    index: str  # index of a row: q_idx or kv_idx
+    length: str  # length of the sequence
+    most: str  # length of the longest sequence
     heads: str
     position: Function
-    position_name: str  # of the function
+    position_name: str  # name of the position's function
 
 
 @dataclass(frozen=True, slots=True)

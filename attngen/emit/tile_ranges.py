@@ -27,14 +27,14 @@ class RangeKernel:
 
     kernel: KernelText
     vector: str
-    dtype: DType  # of its elements
+    dtype: DType  # type of the vector's elements
     length: str
     read: str  # element i
     block: str
     others: tuple[dict[str, object], ...]  # the other dimensions
     low: Captured
     high: Captured
-    limits: tuple[str, str]  # of the elements
+    limits: tuple[str, str]  # least and greatest value of an element
 
 
 def range_kernel(maker: KernelMaker, span: Span) -> RangeKernel:

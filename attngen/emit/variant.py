@@ -63,7 +63,7 @@ LOCALS = {
     SCALE.name: "softmax_scale",
 } | {size: size for size in SIZES}
 Approximate = Literal["", "fast", "rough"]
-MOST_ROWS = 1024  # of a tile: more than any plan has
+MOST_ROWS = 1024  # per tile: more than any plan has
 OF_THE_BLOCK = {"b", "h", *SIZES}  # indices that all pairs of a block share
 LOCAL_TYPES = {"s": "float", "softmax_scale": "float"}  # the others are int
 
@@ -75,7 +75,7 @@ class Captured:
     name: str
     dtype: DType
     dims: tuple[str, ...]
-    narrow: tuple[bool, ...]  # of each dimension, whether its index differs from pair to pair: its step is an int then
+    narrow: tuple[bool, ...]  # per dimension, whether its index differs from pair to pair: its step is an int then
 
     @property
     def c_name(self) -> str:
@@ -120,7 +120,7 @@ class Function:
     temporaries: tuple[Temporary, ...]
     results: tuple[str, ...]
     inlined: bool  # each call is a copy of it
-    ctypes: tuple[str, ...] = ()  # of the results
+    ctypes: tuple[str, ...] = ()  # C types of the results
 
     @property
     def result(self) -> str:
@@ -142,7 +142,7 @@ class StagedElement:
     stored: str  # its C type in shared memory
     read: str  # from the captured tensor, of the kernel's own b_idx, h_idx and q_idx or kv_idx
     tensor: str  # its name in CUDA
-    indices: frozenset[str]  # of b_idx and h_idx, those that `read` has
+    indices: frozenset[str]  # b_idx and h_idx, if `read` has them
     what: str  # as the language writes it
     in_score: bool
 
@@ -160,11 +160,11 @@ class Variant:
     asked: str
     scale: str  # an expression of constants and captured numbers
     scale_is_constant: bool
-    factor: str  # of all scores, where it joins the exponent's factor instead of multiplying each: kept scores lack it
+    factor: str  # multiplies all scores as part of the exponent's factor, instead of each score: kept scores lack it
     raw_scores: bool  # `score` takes Q K^T as it is; the scale is in its factors
     sink: Function | None
-    dropout: Function | None  # of the share that is dropped, with the arguments of `dropout_of`
-    q_position: Function | None  # of a row and of a key, where a kernel of the file rotates them
+    dropout: Function | None  # the share that is dropped, with the arguments of `dropout_of`
+    q_position: Function | None  # positions of a row and of a key, if a kernel of the file rotates them
     k_position: Function | None
     dropped: int | None  # how many of 256 weights are dropped; None: the call says it, or there is no dropout
     derivative: Function | None  # d score / d s, of a backward; None: 1

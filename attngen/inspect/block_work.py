@@ -21,10 +21,10 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 
 Array = np.ndarray[Any, Any]
-MOST_TILES = 4096  # that are classified one by one
-MOST_PAIRS = 2**18  # whose scores are computed, and whose mask is evaluated
-MOST_HEADS = 4  # whose tiles are classified; of more, the first and the last
-MULTIPROCESSORS = 2  # of the emulated device, if a problem states no number
+MOST_TILES = 4096  # at most so many are classified one by one
+MOST_PAIRS = 2**18  # at most so many have their score computed and their mask evaluated
+MOST_HEADS = 4  # up to so many, tiles of all are classified; with more, those of the first and the last
+MULTIPROCESSORS = 2  # on the emulated device, if a problem states no number
 
 # Seconds of the emulated device for a pair of a row and a key, for each element of their Q, K and V, on one core of 2024.
 PAIR_SECONDS = {"naive": 28e-9, "tiled": 15e-9, "fused": 12e-9, "wgmma": 7e-9, "hopper": 7e-9, "decode": 14e-9}
@@ -69,7 +69,7 @@ class Case:
     sizes: Mapping[str, int]
     params: Mapping[str, int | float]
     problem: Sample
-    multiprocessors: int = 0  # of the emulated device, if they are not the usual ones
+    multiprocessors: int = 0  # on the emulated device, if not the usual ones
     sections: bool = False  # few heads are numbered together
     laid_out: tuple[str, Layout] | None = None  # the array in another layout
     spoils_dout: bool = False  # a row of dO is not finite

@@ -42,7 +42,7 @@ class Tried:
     seed: int
     magnitude: float
     what: str
-    comparison: Comparison  # of a backward: of the gradient that is worst, with the wrong elements of all
+    comparison: Comparison  # for a backward, that of the worst gradient, with the wrong elements of all
     run_seconds: float
     gradients: Mapping[str, GradientErrors] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ from attngen.spec.dtypes import DTYPES, from_storage
 
 _ARRAY = re.compile(r"__shared__\s+(?:__align__\(\d+\)\s+)?(\w+) (\w+)\[")
 _NUMPY = {"int": np.int32, "float": np.float32, "unsigned": np.uint32}
-ROW_BYTES = 128  # of a swizzled slab
+ROW_BYTES = 128  # per row of a swizzled slab
 
 
 @dataclass(frozen=True, slots=True)

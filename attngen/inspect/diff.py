@@ -51,7 +51,7 @@ class Block:
 class Comparison:
     rows: tuple[Row, ...]
     blocks: tuple[Block, ...]
-    lines: int  # of the shorter file, without blank ones
+    lines: int  # lines of the shorter file, without blank ones
     unchanged: int
     moved: int
 

@@ -11,7 +11,7 @@ from attngen.diagnostics import counted
 from attngen.inspect.diff import Comparison, Line, Row
 
 SIDE_BY_SIDE = 120  # columns of a terminal for two files side by side
-DIGITS = 5  # of a line number, and a space
+DIGITS = 5  # columns of a line number and a space
 LEGEND = "  unchanged   | changed   < only left   > only right   1< >1 moved, as block 1"
 COLORS = {"|": "yellow", "<": "red", ">": "green"}
 MOVED_COLOR = "cyan"

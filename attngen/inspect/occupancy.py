@@ -13,7 +13,7 @@ from attngen.emit.program import KernelEntry, Program
 from attngen.plan.arch import Arch
 
 REGISTER_UNIT = 256  # registers of a warp are allocated in multiples of it
-SCHEDULERS = 4  # of a multiprocessor, each with its quarter of the registers
+SCHEDULERS = 4  # per multiprocessor, each with its quarter of the registers
 
 
 def occupancy(arch: Arch, threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:

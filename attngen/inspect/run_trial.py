@@ -41,7 +41,7 @@ class GradientErrors(NamedTuple):
 
 C = TypeVar("C", CompiledAttention, CompiledBackward)
 Computed = Future[None]  # what a problem's results are compared with
-Found = tuple[Comparison, float, Mapping[str, GradientErrors]]  # of a problem; the seconds of the run
+Found = tuple[Comparison, float, Mapping[str, GradientErrors]]  # a problem's results; the float: seconds of the run
 
 
 def run_trial(compiled: CompiledAttention | CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:

@@ -37,15 +37,15 @@ from attngen.spec.expr import Const, Type, walk
 __all__ = ["Chosen", "Fixed", "Known", "Problems", "Trial", "choose_trials"]
 
 BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that is preferred, and of any
-EDGE_BUDGET = 1.0  # of a problem for the edges of tiles alone
-AIMED_LIMIT = 3.5  # of a problem that is aimed at a circumstance
+EDGE_BUDGET = 1.0  # seconds, for a problem that only exercises the edges of tiles
+AIMED_LIMIT = 3.5  # seconds, for a problem that is aimed at a circumstance
 MOST_VARIED = 20  # shapes, of which other params and captured tensors are tried for circumstances
 FEW_KEYS = 9
 OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 STEEP = (64.0, 8.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
 FAR_APART: tuple[FarApart, ...] = get_args(FarApart)
-LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
+LONGEST = 4096  # largest constant in a mask or score that lengths are chosen to reach
 FIXED = "the lengths are fixed: with others, more can happen to a block, which is not checked"
 
 
@@ -105,8 +105,8 @@ class _Search:
         wanted = [*wanted_circumstances(plan)]
         self.left |= dict.fromkeys(one for one in wanted if one in OF_PROBLEMS)
         self.aimed = dict.fromkeys(one for one in wanted if one not in OF_PROBLEMS)
-        self.dear: dict[Circumstance, Trial] = {}  # of circumstances, the cheapest problem that takes too long
-        self._cases: dict[tuple[Any, ...], tuple[Known, Case]] = {}  # of problems, which it keeps: keys are their identities
+        self.dear: dict[Circumstance, Trial] = {}  # by circumstance, the cheapest problem, which takes too long
+        self._cases: dict[tuple[Any, ...], tuple[Known, Case]] = {}  # by problem, which it keeps: keys are problems' identities
         self.trials: list[Trial] = []
         self.refusal: Exception | None = None
 
@@ -449,7 +449,7 @@ class _Search:
 
     def chosen(self) -> Chosen:
         if self.refusal is not None and all(0 in trial.shape.sizes(self.spec).values() for trial in self.trials):
-            raise self.refusal  # of every problem that has pairs
+            raise self.refusal  # every problem that has pairs was refused
         missed = [_sentence(goal) for goal in (*self.left,) if self._is_possible(goal)]
         first, *others = self.trials
         trials = (first, *(replace(one, apart=True) for one in others))

@@ -23,10 +23,10 @@ from attngen.spec.dtypes import from_storage
 
 Array = np.ndarray[Any, Any]
 SCORE_BYTES = 4  # scores in memory are fp32
-MOST_TILES = 2**28  # that are classified one by one, in some seconds
+MOST_TILES = 2**28  # at most so many are classified one by one, in some seconds
 OF_A_BLOCK = 2**13  # tiles that take as long as what is computed once for each block
 MOST_PAIRS = 2**32  # for which a mask is evaluated, in less than a minute
-LEAST_SIDE, MOST_BLOCKS = 64, 4096  # of the tiles in which pairs are counted
+LEAST_SIDE, MOST_BLOCKS = 64, 4096  # least side of the tiles in which pairs are counted, and most tiles along the rows
 PRODUCTS_FOR_ONE = 3  # with split operands
 
 
@@ -155,7 +155,7 @@ class Work:
     least_bytes: int
     read: int | None  # by the instructions, before any cache; None of a backward
     written: int | None
-    launches: tuple[LaunchWork, ...] = ()  # of a backward
+    launches: tuple[LaunchWork, ...] = ()  # backward only
 
     @property
     def intensity(self) -> float:
@@ -184,7 +184,7 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
     if not plan.schedule.is_fused:
         crossings = 2 if spec.normalize == "none" else 4  # written and read by each of the launches
         least += heads * SCORE_BYTES * crossings * _visited(plan, q_len, kv_len, kinds, rows, whole=True)
-    readers = kv_heads * -(-heads // kv_heads // plan.block_q) if plan.schedule.packs_heads else heads  # of K and V
+    readers = kv_heads * -(-heads // kv_heads // plan.block_q) if plan.schedule.packs_heads else heads  # how many read K and V
     read = sum((readers if tensor in ("K", "V") else heads) * n for tensor, n in traffic.read.items())
     return Work(
         heads * allowed, heads * visited, heads * allowed * of_a_pair, heads * visited * of_a_pair, least,

@@ -38,7 +38,7 @@ from attngen.spec.scales import default_scale
 from attngen.spec.suspicions import suspicions
 
 MAX_DECLARATIONS = 64
-WORDS = {"storage": (Storage, mistakes.UnknownStorage), "q": (QPlace, mistakes.UnknownQPlace)}  # of a `kernel` statement
+WORDS = {"storage": (Storage, mistakes.UnknownStorage), "q": (QPlace, mistakes.UnknownQPlace)}  # in a `kernel` statement
 REPEATED = ("input", "param", "let", "define")
 EXPRESSIONS = ("mask", "score", "scale", "sink", "dropout")
 

@@ -35,7 +35,7 @@ from attngen.spec.operator import (
 from attngen.spec.operators import FUNCTIONS as ROWS
 
 Function = Callable[..., Expr]
-WIDTH = list(Type).index  # of a type: the widest of some operands is their common type
+WIDTH = list(Type).index  # rank of a type: the widest of some operands is their common type
 HALF, TWO, MINUS_ONE = constant(0.5), constant(2.0), constant(-1.0)
 LEAK, LINEAR_FROM = constant(0.01), constant(20.0)  # torch's defaults of leaky_relu and softplus
 

@@ -451,7 +451,7 @@ def _index_example(target: Input, given: Sequence[Node] = ()) -> str:
     return f"{target.name}[{', '.join(indices)}]"
 
 
-MAX_PAIRINGS = 1000  # of dimensions and indices that are compared
+MAX_PAIRINGS = 1000  # limit on pairings of dimensions and indices that are compared
 
 
 def _fits(dim: int | str, index: Node) -> float:

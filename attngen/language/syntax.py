@@ -36,7 +36,7 @@ STATEMENTS = (
     "dtype", "head_dim", "heads", "mask", "score", "scale", "sink", "dropout", "rotary", "input", "param", "let", "def",
     "normalize", "precision", "output", "kernel",
 )  # fmt: skip
-OPTIONS = ("tile", "stages", "warps", "q", "storage", "page_size", "batch_invariant")  # of a kernel statement
+OPTIONS = ("tile", "stages", "warps", "q", "storage", "page_size", "batch_invariant")  # in a kernel statement
 
 
 CACHE = DiskCache("parser", packaged=True)

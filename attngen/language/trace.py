@@ -169,7 +169,7 @@ class _Environment:
         self.open.remove(id(owner))
         try:
             made = copy.copy(owner) if replaced else owner
-        except Exception:  # of the object's class: an array that is read is refused by its place in the code
+        except Exception:  # raised by the object's class: an array that is read is refused by its place in the code
             return owner
         made.__dict__.update(replaced)
         return made

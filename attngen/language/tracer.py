@@ -247,7 +247,7 @@ class _OfTracersToo(type):
         return issubclass(subclass, cls.plain)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(a, Tracer) or is_array(a) for a in args):  # of an array that is not captured: refused
+        if any(isinstance(a, Tracer) or is_array(a) for a in args):  # an array that is not captured is refused
             return call(cls.plain.__name__, *args)
         return cls.plain(*args, **kwargs)
 

@@ -13,7 +13,7 @@ from attngen.spec.affine import affine_form
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, constant, names_in, walk
 from attngen.spec.operator import add, apply, mul, neg
 
-MOST_EXACT = 2**16  # of a coefficient of k: its multiples within a tile are numbers of fp32
+MOST_EXACT = 2**16  # for a coefficient of k: its multiples within a tile are numbers of fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class AffineScore:
     """A score as `rest + term`."""
 
     rest: Expr
-    term: Expr  # of q and k; affine in k
+    term: Expr  # depends on q and k; affine in k
     slope: Expr  # what `term` grows by from a key to the next: the same for all pairs of a head
 
     @property

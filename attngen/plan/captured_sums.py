@@ -32,7 +32,7 @@ PLACES: dict[Access, Place] = {
     "distance": "words",
     "data": "words",
 }
-WORDS = 13  # of an element that is summed without rounding (templates/primitives/exact_sum.cuh)
+WORDS = 13  # per element that is summed without rounding (templates/primitives/exact_sum.cuh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class TermSum:
     captured: str
     place: Place
     reads: tuple[int, ...]
-    number: int = 0  # of the workspace, if the tensor has several
-    diagonals: bool = False  # of words: a term is the sum of a tile's diagonal, whose pairs read the same element
+    number: int = 0  # number of the workspace, if the tensor has several
+    diagonals: bool = False  # words only: a term is the sum of a tile's diagonal, whose pairs read the same element
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from attngen.spec.expr import Apply, Expr, Gather, walk
 from attngen.spec.gradient import Gradient
 
 INLINED_UP_TO = 100  # additions: NVRTC takes some 50 ms for each where a thread has 128 pairs
-INLINED_ONCE_UP_TO = 400  # of a function of a row or a tile, of which a kernel has few copies
+INLINED_ONCE_UP_TO = 400  # additions, for a function of a row or a tile: a kernel has few copies of it
 ALWAYS_INLINED = 8  # what costs less than a call
 ROW, KEY = "q", "k"
 ROWS_OF_THREAD = 2  # at least: so many of its pairs have a key in common

@@ -26,15 +26,15 @@ class SpecFacts:
     """A spec, and what planning and emission know of it before a schedule is chosen."""
 
     spec: AttentionSpec
-    bounds: MaskBounds  # of tiles of any size
+    bounds: MaskBounds  # for tiles of any size
     staged: Staged  # elements of captured tensors that are read once per key or per row
     uniform_score: Expr | None  # when the pairs of a tile have the score of its first pair, given `s`
     affine_score: AffineScore | None  # the score with its terms that are affine in k apart
     shift: float | None  # subtracted from the exponents (of 2) of all scores instead of a row maximum; None: needs a maximum
-    pair_cost: int  # of the mask, the score and its derivative, as inlined code
+    pair_cost: int  # additions for the mask, the score and its derivative, as inlined code
     divides_distances: bool  # by a number that is no constant
     wanted: tuple[str, ...] = ()  # the gradients that a backward computes, by the names of arguments; none: a forward
-    gradient: Gradient | None = None  # of the spec, for a backward
+    gradient: Gradient | None = None  # backward only
     deterministic: bool = DETERMINISTIC  # gradients have the same bits in every run
 
     def divided_distances(self, rows: int, block_kv: int) -> int:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from attngen.plan.facts import SpecFacts
 
-L2_BYTES = 32 << 20  # of keys and values that a section of heads may read
+L2_BYTES = 32 << 20  # keys and values that a section of heads may read
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from attngen.spec.expr import MAX_LENGTH, Apply, Expr, Name, Type, name, names_i
 from attngen.spec.operator import FLOAT_ONE, TABLE, add, apply
 
 MOST_PAIRS = 1024  # rows or keys of a tile: more than any plan has
-MOST_COEFFICIENT = 2**12  # of an index: steps within a tile stay below 2^24
-MOST_INDEX = 2**62  # of an integer whose first pair may lie a tile outside
+MOST_COEFFICIENT = 2**12  # for the coefficients of an index: steps within a tile stay below 2^24
+MOST_INDEX = 2**62  # for an integer at its first pair, which may lie a tile outside
 
 # The index of a thread's first pair, and the step from there to another pair's
 FIRST: dict[str, Name] = {axis.index: name(f"{axis.index}.first", Type.INT) for axis in AXES.values()}

@@ -23,7 +23,7 @@ from attngen.spec.attention import AttentionSpec, QPlace, ScheduleName, Storage
 Direction = Literal["forward", "backward"]
 WITH_GRADIENTS: tuple[Storage, ...] = ("dense", "packed")
 NO_GRADIENTS_OF_CACHES = "padded keys and keys in pages are a cache for inference, and have no gradients"
-BACKWARD_SUFFIX = "_backward"  # of the name of a schedule that computes gradients
+BACKWARD_SUFFIX = "_backward"  # ends the name of a schedule that computes gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Schedule:
     context: Any
     # pages and traces
     loops: Callable[[AttentionSpec, Plan], Any]  # the loop nest of each kernel, by the kernel's suffix (`emit/loops.py`)
-    layouts: Callable[[AttentionSpec, Plan], tuple[Layout, ...]] = lambda spec, plan: layouts(plan.buffers)  # of its tiles
+    layouts: Callable[[AttentionSpec, Plan], tuple[Layout, ...]] = lambda spec, plan: layouts(plan.buffers)  # for its tiles
     timeline: Callable[[Plan, str], Any]  # a schematic of its pipeline (`schedules/timeline.py`)
     # properties that shared code branches on
     is_tiled: bool = True  # tiles of the mask are classified
@@ -155,12 +155,12 @@ class Plan:
     staged: Staged = NOTHING  # elements of captured tensors that are not read pair by pair
     affine: AffineScore | None = None  # the score's term that is added once for a row and tile; None: with each pair's score
     saves_lse: bool = False  # for the backward, as exact as weights in 16 bits need: no choice is made for it
-    term_sums: tuple[TermSum, ...] = ()  # of a backward: what pairs add to the gradients of captured tensors
+    term_sums: tuple[TermSum, ...] = ()  # backward only: what pairs add to the gradients of captured tensors
     saves_lse_rest: bool = False  # what lse lacks as one fp32 number (`attngen.plan.saved`)
     row_bounds: MaskBounds | None = None  # for blocks of keys, see `Schedule.visits_rows`
     saved: tuple[str, ...] = ()  # results of the forward that a backward reads, by the names of arguments: "out", "lse", ...
     rotated: tuple[str, ...] = ()  # tensors whose rows a kernel before the others rotates, into workspaces that those read
-    workspaces: tuple[str, ...] = ()  # of fp32 numbers: names of `attngen.emit.abi.WORKSPACES`
+    workspaces: tuple[str, ...] = ()  # arrays of fp32 numbers: names of `attngen.emit.abi.WORKSPACES`
     written_pairs: tuple[str, ...] = ()  # captured tensors with one element for each pair, whose gradients are dS
 
     def __repr__(self) -> str:

@@ -12,4 +12,4 @@ class Problem:
     heads: int
     rows: int
     keys: int
-    multiprocessors: int  # of the device
+    multiprocessors: int  # SMs of the device

@@ -27,7 +27,7 @@ from attngen.plan.tile import Tile
 if TYPE_CHECKING:
     from attngen.plan.plan import Plan, Schedule
 
-FOLDER = Path(__file__).with_name("registers")  # of a folder per compiler
+FOLDER = Path(__file__).with_name("registers")  # one folder per compiler
 # The head sizes that are compiled; the table's numbers are among them, or 0: none fits.
 HEAD_SIZES = (32, 64, 80, 96, 128, 160, 192, 224, 256)
 
@@ -38,9 +38,9 @@ class Family:
 
     schedule: str
     variant: str  # what the mask and the score read and compute (`attngen.plan.variants`), or the schedule's name for several
-    operands: str  # of the products
-    rows: int  # of a warp, or of a warpgroup
-    warps: int  # of a block: so many, or more up to the next row's
+    operands: str  # type of the products' operands
+    rows: int  # per warp, or per warpgroup
+    warps: int  # per block: so many, or more up to the next row's
     stages: int
     form: str  # a choice beside the tile: where Q's fragments are, "registers" or "shared" memory
 
@@ -91,9 +91,9 @@ class Measured:
     """The families of a schedule whose kernels ptxas compiles."""
 
     families: tuple[Family, ...]
-    keys: Callable[[Family], tuple[int, ...]]  # of the tiles that are compiled
+    keys: Callable[[Family], tuple[int, ...]]  # keys of the tiles that are compiled
     specs: Callable[[Family], tuple[str, ...]]  # statements beside the head size, of specs that take the most registers
-    # of a tile with so many keys; None if it is not of the family
+    # the plan of a tile with so many keys; None if it is not of the family
     plan: Callable[[Schedule, Family, SpecFacts, Arch, int], Plan | None]
     arches: tuple[str, ...]
     as_spilled: Callable[[Plan], Spilled]  # the line that a plan would have among the kernels that spill

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 MOST_SPLITS = 128  # the kernel that joins them reads a row of each
-INVARIANT_KEYS = 512  # of a split whose length does not depend on the batch
+INVARIANT_KEYS = 512  # per split, if its length does not depend on the batch
 WAVES = 8  # rounds of blocks that are considered
-START = 1  # of a block, in rounds of its warps over keys: the time until its first keys arrive
+START = 1  # cost of starting a block, in rounds of its warps over keys: the time until its first keys arrive
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from attngen.spec.operator import Interval, add, both, either, equal, less, maxi
 
 Tile = tuple[int, int]  # rows and keys
 MOST = 4  # elements along a dimension; more of them leave the tile unknown
-MOST_DIMS = 2  # whose index changes within a tile: 4 x 4 elements
+MOST_DIMS = 2  # dimensions whose index changes within a tile: 4 x 4 elements
 
 
 def reads_blocks(node: Gather) -> bool:

@@ -14,8 +14,8 @@ from attngen.spec.operator import EVERY_VALUE, TABLE, Interval
 from attngen.spec.ranges import element_ranges, name_ranges
 
 LARGEST = 4096  # nodes of a bound: a larger one would take compilers longer than all the rest, and is dropped
-MOST_DIVISIONS = 64  # of a bound, for the same reason
-MOST_VECTORS = 16  # whose ranges over tiles are computed beforehand, each by a kernel: what further ones hold is unknown
+MOST_DIVISIONS = 64  # per bound, for the same reason
+MOST_VECTORS = 16  # a kernel computes the ranges of each over tiles beforehand; what further vectors hold is unknown
 
 
 class TileIntervals:

@@ -15,7 +15,7 @@ from attngen.spec.operator import TABLE, ZERO, apply, is_comparison, mul, neg
 from attngen.spec.print_attn import expression_to_text
 from attngen.spec.rotary import Pairs, Rotary
 
-MAX_ALTERNATIVES = 200  # of one spec: each costs an evaluation of its mask and score
+MAX_ALTERNATIVES = 200  # per spec: each costs an evaluation of its mask and score
 MAX_TEXT = 60  # characters of an expression in a sentence
 NEIGHBOURS = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}  # differ only if both sides are equal
 

@@ -21,8 +21,8 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP32, FRACTION_BITS, DType, from_storage, round_to_storage
 
 Array = np.ndarray[Any, Any]
-MOST_DRAWS = 16  # of random errors
-PAIRS = 2**20  # of a row and a key, that all draws together have at least: of many rows a few may decide the largest error
+MOST_DRAWS = 16  # draws of random errors
+PAIRS = 2**20  # pairs of a row and a key in all draws together, at least: of many rows a few may decide the largest error
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Wrong:
         return f"first at {self.tensor}[{at}]: {self.found:.6g}, expected {self.expected:.6g}; {share}{where}"
 
 
-LEAST = 2.0**-149  # of the numbers of fp32 other than 0
+LEAST = 2.0**-149  # smallest positive number of fp32
 
 
 @dataclass(frozen=True, slots=True)

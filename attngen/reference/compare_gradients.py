@@ -16,7 +16,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP32, DType, from_storage, round_to_storage, unit_roundoff
 from attngen.spec.gradient import QKV, gradient_argument
 
-DRAWS = 5  # of random errors, for gradients of captured tensors: one of few elements or rows may be small by chance
+DRAWS = 5  # draws of random errors for gradients of captured tensors: one for few elements or rows may be small by chance
 DRAWS_OF_QKV = 4  # at most: each element of a product has an error in one of them
 
 

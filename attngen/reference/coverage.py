@@ -19,7 +19,7 @@ from attngen.spec.expr import Type, gather, name
 
 Array = np.ndarray[Any, Any]
 
-MAX_PAIRS = 2**19  # of a row and a key, compared in one head
+MAX_PAIRS = 2**19  # pairs of a row and a key, compared in one head
 MARGIN = 3.0  # an alternative must differ by so many bounds: the kernel's own error may hide one of them
 OUTSIDE = {"f": np.nan, "i": 2**30, "b": False}  # values read outside a captured tensor, by kind of element
 

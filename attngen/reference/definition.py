@@ -61,7 +61,7 @@ class Problem:
     params: Mapping[str, int | float]
     xp: Any
     read: Callable[[Problem, str, tuple[Any, ...]], Any] | None = None  # in place of `read_input`
-    rounding: Rounding | None = None  # of each `matrix_product` (numpy only)
+    rounding: Rounding | None = None  # for each `matrix_product` (numpy only)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -159,7 +159,7 @@ def kv_head(problem: Problem, h: int) -> int:
 class Weights:
     """The weights of a block of query rows and what they follow from. The last two are None if rows are not a softmax."""
 
-    allowed: Any  # of each pair; None: every pair
+    allowed: Any  # per pair; None: every pair
     weights: Any  # P [rows, kv_len]
     lse: Any | None  # [rows]
     sink_weight: Any | None  # [rows, 1], the weight of the sink; also None without one
@@ -252,7 +252,7 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
     return exact + _error(rounding, size, result, at)
 
 
-EXACT_BITS = 22  # of a sum that tensor cores, which cut off what is smaller, still hold exactly
+EXACT_BITS = 22  # bits of a sum that tensor cores, which cut off what is smaller, still hold exactly
 
 
 def _are_exact(a: Any, b: Any) -> Any:

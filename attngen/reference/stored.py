@@ -15,7 +15,7 @@ PAGE_SIZE = 16  # rows, of a spec that does not state it
 RUBBISH = -(2**31)  # in entries of a page table that no key needs
 GAP = 16  # elements: rows begin at multiples of 16 bytes, of booleans too
 WRONG = 5  # rows or keys that a sequence does not have
-SPARE_PAGES = 2  # of a pool, in no sequence
+SPARE_PAGES = 2  # per pool, in no sequence
 
 
 def stored(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from attngen.plan import Plan
 from attngen.spec.attention import AttentionSpec
 
-TILES = 4  # that are drawn
+TILES = 4  # tiles that are drawn
 COPY, PRODUCT, SOFTMAX, STORE = "copy", "product", "softmax", "store"
 
 

@@ -67,7 +67,7 @@ def range_of(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Rang
                     memo[node] = known(elements.get(node.input), node.type)
                 case Apply():
                     memo[node] = _of_operator(node, memo)
-    except ExpressionError as error:  # of a constant that does not fit 64 bits
+    except ExpressionError as error:  # a constant does not fit 64 bits
         raise ExpressionError("an integer in this expression might not fit 64 bits", error.help) from error
     return _values(memo[expr])
 

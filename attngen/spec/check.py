@@ -42,7 +42,7 @@ MAX_BLOCK = 256
 MAX_STAGES = 16
 MAX_WARPS = 32
 MAX_PAGE = 2**20
-MAX_LEVELS = MAX_DEPTH - 4  # of an expression as text, in a statement of an attention of a file
+MAX_LEVELS = MAX_DEPTH - 4  # for an expression as text, in a statement of an attention of a file
 
 # The names that an expression of each statement may use besides params, sizes and inputs.
 ALLOWED: dict[str, tuple[str, ...]] = {

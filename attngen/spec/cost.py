@@ -14,15 +14,15 @@ from attngen.spec import mistakes
 from attngen.spec.expr import Apply, Const, Expr, Gather, walk
 from attngen.spec.operator import TABLE
 
-MOST = 8_000  # of the mask, the score, the sink, positions and captured tensors
-MOST_OF_BACKWARD = 8_000  # of these and the derivatives that a backward computes
-MOST_OF_CALL = 500  # of the scale, which each kernel computes where it needs it
+MOST = 8_000  # for the mask, the score, the sink, positions and captured tensors
+MOST_OF_BACKWARD = 8_000  # for these and the derivatives that a backward computes
+MOST_OF_CALL = 500  # for the scale, which each kernel computes where it needs it
 CALLED_FROM = 50  # the cost from which on an operator is called, in code that is not inlined
 OF_CALL = 8
-OF_READ, OF_INDEX = 12, 6  # of an element of a captured tensor, and each of its indices
-OF_TENSOR = 40  # of a captured tensor: the parameters of each kernel, its accessor
-OF_GRADIENT = 200  # of a place where one is read: the code that adds up its gradient
-BY_CONSTANT = 7  # of a division by a constant, which is multiplications
+OF_READ, OF_INDEX = 12, 6  # for an element of a captured tensor, and each of its indices
+OF_TENSOR = 40  # per captured tensor: the parameters of each kernel, its accessor
+OF_GRADIENT = 200  # per place where one is read: the code that adds up its gradient
+BY_CONSTANT = 7  # for a division by a constant, which is multiplications
 
 
 def cost(*exprs: Expr | None, inlined: bool = False) -> int:

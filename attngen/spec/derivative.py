@@ -104,7 +104,7 @@ def _with_one_constant(product: Expr) -> Expr:
         else:
             kept.append((rest.op, second))
             rest = first
-    if not 1e-30 < abs(factor) < 1e30:  # of fp32's numbers, and not 0
+    if not 1e-30 < abs(factor) < 1e30:  # the factor must be a number of fp32 other than 0
         return product
     for op, operand in reversed(kept):
         rest = mul(rest, operand) if op == "mul" else div(rest, operand)

@@ -27,7 +27,7 @@ from attngen.spec.attention import AttentionSpec, Input
 from attngen.spec.dtypes import INT64
 from attngen.spec.expr import Const, Expr, Gather, Type, constant, gather
 
-STEPS = 256  # of the share that is dropped
+STEPS = 256  # the share that is dropped is a multiple of 1 / STEPS
 RNG_STATE = Input("rng_state", INT64, (2,))  # (seed, offset): an input of every spec with dropout
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

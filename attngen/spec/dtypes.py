@@ -67,7 +67,7 @@ INT64 = DType("int64", "long long", "int64", 8, "int")
 BOOL = DType("bool", "bool", "bool", 1, "bool")
 
 DTYPES: dict[str, DType] = {t.name: t for t in (FP32, FP16, BF16, INT32, INT64, BOOL)}
-STORAGE_DTYPES: tuple[DType, ...] = (FP16, BF16, FP32)  # of Q, K, V and O
+STORAGE_DTYPES: tuple[DType, ...] = (FP16, BF16, FP32)  # for Q, K, V and O
 
 
 def round_to_storage(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:

@@ -151,7 +151,7 @@ def quotient(a: Interval, b: Interval) -> Interval:
     if single and isinstance(b.lo, Const):
         ends = floordiv(a.lo, b.lo), floordiv(a.hi, b.lo)
         return Interval(*ends) if b.lo.value > 0 else Interval(*reversed(ends))
-    if single:  # of unknown sign: monotonic in a
+    if single:  # sign of b unknown: monotonic in a
         return _min_max([floordiv(x, b.lo) for x in a])
     if isinstance(b.lo, Const) and b.lo.value > 0:
         return _min_max([floordiv(x, y) for x in a for y in b])

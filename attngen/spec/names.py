@@ -17,7 +17,7 @@ from attngen.spec.reserved import reserved_reason
 MAX_NAME = 64
 CONSTANTS: dict[str, bool | float] = {"true": True, "false": False, "inf": math.inf}
 SPELLED = {"heads": "q_heads"}  # other spellings of sizes
-WORDS = (*INDICES, "s", *SIZES, *SPELLED, "head_dim", "head_dim_v")  # of every expression
+WORDS = (*INDICES, "s", *SIZES, *SPELLED, "head_dim", "head_dim_v")  # known in every expression
 
 TENSORS = frozenset("Q K V O S P lse next_work split_O split_max split_sum v out stream".split())  # noqa: SIM905
 

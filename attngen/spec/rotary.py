@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attngen.spec.attention import AttentionSpec
 
 Pairs = Literal["halves", "interleaved"]
-ROTARY_MULTIPLE = 16  # of `dim`: a part of a row has whole copies of 16 bytes in both of its halves
+ROTARY_MULTIPLE = 16  # divides `dim`: a part of a row has whole copies of 16 bytes in both of its halves
 ROWS_AT_THE_END = sub(add(name("q", Type.INT), name("kv_len", Type.INT)), name("q_len", Type.INT))
 KEYS_IN_ORDER = name("k", Type.INT)
 IN_ORDER = (name("q", Type.INT), KEYS_IN_ORDER)  # positions counted from the first row and key

@@ -20,7 +20,7 @@ from attngen.spec.evaluate import Numbers, on_numbers
 from attngen.spec.expr import Const, constant, names_in
 from attngen.spec.operator import maximum, minimum
 
-LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**60  # of a scale that joins the exponent's factor: far from overflow with log2(e)
+LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**60  # for a scale that joins the exponent's factor: far from overflow with log2(e)
 SOFTMAX_SCALE = "softmax_scale"  # the param of a scale that an argument states
 SAME = 1e-15  # relative difference of two ways to compute the default
 

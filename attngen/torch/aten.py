@@ -90,7 +90,7 @@ class Context:
     """
 
     numbers: Mapping[int, str] = field(default_factory=dict)
-    floats: Mapping[float, str] = field(default_factory=dict)  # that may become params of a score
+    floats: Mapping[float, str] = field(default_factory=dict)  # may become params of a score
     elements: dict[str, tuple[int, int]] = field(default_factory=dict)  # ranges of integers, by the input's name
     trained: set[str] = field(default_factory=set)  # inputs that require grad
     params: dict[str, int] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Context:
             return add(size, index) if index.value < 0 else index
         from_data = bool(inputs_in(index)) or any(n.type is Type.FLOAT for n in walk(index))
         low, high = self.range(index)
-        is_known = isinstance(size, Const)  # of what the function computes or cuts out: nobody else checks its indices
+        is_known = isinstance(size, Const)  # size of what the function computes or cuts out: nobody else checks its indices
         if index in OWN or not (from_data or self.guarded or (is_known and low < 0)):
             return index
         self.reads.append((index, size))
@@ -228,8 +228,8 @@ def meaning(*names: str) -> Callable[[Callable[[Call], Lazy]], Callable[[Call], 
 
 # --- operators that compute each element from elements ----------------------------------------------------------------
 
-TERMS = frozenset(("add", "sub", "rsub", "clamp", "clamp_min", "clamp_max"))  # of integers: see `Context.term`
-OPERANDS = frozenset(("add", "sub", "rsub", "mul", "div"))  # of floats: see `Context.operand`
+TERMS = frozenset(("add", "sub", "rsub", "clamp", "clamp_min", "clamp_max"))  # operators of integers: see `Context.term`
+OPERANDS = frozenset(("add", "sub", "rsub", "mul", "div"))  # operators of floats: see `Context.operand`
 
 
 def meaning_of(operator: str) -> Callable[[Call], Lazy] | None:

@@ -64,7 +64,7 @@ class _Function(_SingleLevelFunction):  # type: ignore[misc]
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
 
-NO_GRADIENTS = (None,) * 6  # of the arguments of `_Attention` that are no tensors
+NO_GRADIENTS = (None,) * 6  # for the arguments of `_Attention` that are no tensors
 
 
 class _Attention(_Function):

@@ -33,7 +33,7 @@ Rule = tuple[tuple[Tensor, ...], tuple[Dim, ...]]  # results, and their added di
 def batch_axes(spec: str) -> tuple[Dim, ...] | None:
     """The batch dimension of q, k, v and each input, None if it has none; None instead of all if the spec cannot be folded."""
     attention = parsed(spec)
-    if attention.kernel.storage != "dense" or attention.dropout is not None:  # whose weights depend on b
+    if attention.kernel.storage != "dense" or attention.dropout is not None:  # weights with dropout depend on b
         return None
     dims = {i.name: i.dims for i in attention.inputs}
     for node in walk(*(e for e in (attention.mask, attention.score, attention.sink) if e is not None)):

@@ -133,7 +133,7 @@ class Decoding:
     """The arguments of a spec in a cache: plain values, which torch.compile can follow."""
 
     def __init__(self, spec: AttentionSpec) -> None:
-        self._arguments = NamedArguments(spec)  # of a call, with tables of a rotation
+        self._arguments = NamedArguments(spec)  # arguments of a call, with tables of a rotation
         self._storage = spec.kernel.storage
         rotary, rest = spec.rotary, without_rotary(spec)
         of_inputs = [name in input_names(rest) for name in self._arguments.inputs]

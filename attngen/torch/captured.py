@@ -59,7 +59,7 @@ class Inputs:
     declared: dict[str, Input] = field(default_factory=dict)
     sources: dict[str, int | str | Tensor] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)  # params that are integers of the closure's place
-    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)  # of a trace: (position in the closure, dimension)
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)  # sizes in a trace: (position in the closure, dimension)
     _of_tensor: dict[int, Lazy] = field(default_factory=dict)
     bits: int = 64  # int64 elements are kept within so many, so that what is computed with them fits 64
 
@@ -101,7 +101,7 @@ class Inputs:
                 for size in operand.sizes:
                     if isinstance(size, Name) and size not in kept and size.name in self.sizes:
                         place, dim = self.sizes[size.name]
-                        int(self.closure.shapes[place][dim])  # of a symbol, a guard
+                        int(self.closure.shapes[place][dim])  # a guard, if the size is a symbol
             elif isinstance(operand, (list, tuple)):
                 self.fix(operand, kept)
 

@@ -25,10 +25,10 @@ import torch
 from attngen.language.trace import codes_in
 
 Tensor = Any
-MAX_DEPTH = 40  # of values within values
+MAX_DEPTH = 40  # levels of values within values
 FIXED = {*sys.stdlib_module_names, "attngen", "numpy", "torch"}  # packages whose classes and modules do not change
 MADE_IN_C = (types.WrapperDescriptorType, types.MethodDescriptorType)  # methods
-FIXED_MEMBERS = (  # of classes: methods that do not change, and places whose values objects have
+FIXED_MEMBERS = (  # members of classes: methods that do not change, and places whose values objects have
     *MADE_IN_C,
     types.ClassMethodDescriptorType,
     types.MemberDescriptorType,
@@ -48,9 +48,9 @@ IMPLICIT = {  # methods that Python calls without their name
     "__format__", "__get__", "__getattr__", "__getattribute__", "__hash__", "__int__", "__iter__", "__len__", "__missing__",
     "__next__", "__rdivmod__", "__repr__", "__reversed__", "__round__", "__str__", "__trunc__",
 }  # fmt: skip
-OF_CLASSES = {"__class_getitem__", "__init__", "__instancecheck__", "__new__", "__post_init__"}  # that Python calls for a class
-HOOKS = {"forward", "_forward_hooks", "_forward_pre_hooks"}  # that torch.nn.Module and torch.autograd.Function call
-CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, deque, torch.Size)  # whose items are all that they have
+OF_CLASSES = {"__class_getitem__", "__init__", "__instancecheck__", "__new__", "__post_init__"}  # Python calls them for a class
+HOOKS = {"forward", "_forward_hooks", "_forward_pre_hooks"}  # called by torch.nn.Module and torch.autograd.Function
+CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, deque, torch.Size)  # their items are all that they have
 PLAIN = (str, bytes, bool, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
 
 
@@ -71,9 +71,9 @@ class Closure:
     is_traced: bool = False  # by Dynamo: `tensors` are stand-ins
     symbols: set[int] = field(default_factory=set)  # positions of `tensors` that stand for integers of the caller
     stands: dict[int, Tensor] = field(default_factory=dict)  # for `tensors` of a transform, by identity
-    shapes: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # of `tensors` by position, as Dynamo has them
+    shapes: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # by position in `tensors`, as Dynamo has them
     _names: set[str] = field(default_factory=set)  # attributes and globals that the codes name
-    _places: dict[int, int] = field(default_factory=dict)  # of tensors, by identity
+    _places: dict[int, int] = field(default_factory=dict)  # positions in `tensors`, by the tensor's identity
     _seen: dict[int, tuple[int, Any]] = field(default_factory=dict)  # what was looked into, by identity, with its number
 
     def key_of(self, *functions: Any) -> Hashable:

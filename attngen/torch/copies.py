@@ -23,7 +23,7 @@ def in_place(tensor: Tensor) -> Tensor:
     """`tensor` if every schedule can read it where it lies, else a copy in the same order of dimensions."""
     if has_whole_rows(tensor) and not tensor.data_ptr() % ROW_BYTES:
         return tensor
-    if tensor.stride(0) == 0 and tensor.shape[0] > 1:  # of batch 1, used for every batch
+    if tensor.stride(0) == 0 and tensor.shape[0] > 1:  # batch 1, used for every batch
         return in_place(tensor[:1]).expand_as(tensor)
     return empty_as(tensor, tensor.shape, tensor).copy_(tensor)
 

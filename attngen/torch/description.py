@@ -25,7 +25,7 @@ from attngen.torch.layout import padding_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 Written = str | Callable[..., Any] | None
-Keywords = Mapping[str, Any]  # of `attngen.define`
+Keywords = Mapping[str, Any]  # keywords of `attngen.define`
 Mode = ScheduleName | Literal["math"]  # a schedule, or torch's own operations (`attngen.torch.math`)
 
 
@@ -38,7 +38,7 @@ class Description:
     scale: str | None = None  # as `written_scale` writes it
     return_lse: bool = False
     keywords: Keywords | None = None
-    dropout_p: float = 0.0  # of torch's attention, which has no keywords
+    dropout_p: float = 0.0  # for torch's attention, which has no keywords
 
     def spec(self, dtype: str, head_dim: int, head_dim_v: int, mask_dtype: str | None, axes: str = ALL_AXES) -> AttentionSpec:
         """The spec for these head sizes, rounded up to multiples of 8, as `padded_heads` does with tensors; the scale does not
@@ -86,7 +86,7 @@ def constant(function: F) -> F:
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return remembered(*arguments, **named)
-        except TypeError:  # of an argument without a hash, which the function refuses by its name
+        except TypeError:  # an argument without a hash, which the function refuses by its name
             return function(*arguments, **named)
 
     call.__doc__ = function.__doc__
@@ -139,7 +139,7 @@ def plain_number(number: float | None) -> float | None:
         return number
     found: float = torch.fx.experimental.symbolic_shapes.guard_scalar(
         number
-    )  # which torch.compile has imported, in half a second
+    )  # torch.compile has imported this module, which takes half a second
     return found
 
 

@@ -68,7 +68,7 @@ class EagerCalls:
             return None
         try:
             call = self._calls.get(signature(others, *tensors))
-        except (RuntimeError, TypeError):  # of a nested tensor, which has no sizes, or of a list as a scale: refused later
+        except (RuntimeError, TypeError):  # a nested tensor, which has no sizes, or a list as a scale: refused later
             return None
         return None if call is None else call(tensors)
 
@@ -111,7 +111,7 @@ class EagerCalls:
             key = signature((others, _autocasts(), places), *tensors)
             if key in self._checked:
                 return None
-        except (AttributeError, RuntimeError, TypeError):  # of what is refused later
+        except (AttributeError, RuntimeError, TypeError):  # such arguments are refused later
             return check
 
         def checked(given: Any) -> None:

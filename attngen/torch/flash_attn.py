@@ -316,7 +316,7 @@ def flash_text(
         raise ArgumentError(f"`softcap` is {softcap}; expected a finite number")
     if storage != "dense" and mode == "math":
         raise ArgumentError(f'mode="math" does not support {storage} tensors; call flash_attn_func for each sequence')
-    position = "q + kv_len - q_len"  # of a query among the keys
+    position = "q + kv_len - q_len"  # position of a query among the keys
     masks = [f"{position} >= k"] if causal else []
     masks += [WITHIN[end].format(position=position) for end in limited]
     if chunk:

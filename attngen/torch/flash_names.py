@@ -31,7 +31,7 @@ REFUSED = {
     "cu_seqlens_k_new": "append packed rows by torch.ops.attngen.append, and call flash_attn_varlen_func",
 }
 MODS = ("score_mod", "mask_mod")
-HINTS = ("scheduler_metadata", "disable_scheduler_metadata", "min_seqlen_k", "max_seqlen_q")  # of how, not of what
+HINTS = ("scheduler_metadata", "disable_scheduler_metadata", "min_seqlen_k", "max_seqlen_q")  # about how to compute, not what
 
 
 def check_others(function: str, others: Mapping[str, Any], names: tuple[str, ...] = ()) -> None:

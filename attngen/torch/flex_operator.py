@@ -29,7 +29,7 @@ from attngen.torch.layout import padded
 from attngen.torch.max_scores import max_scores
 
 Tensor = Any
-NUMBERS = {"score": 5, "mask": 4}  # of the arguments of a traced function that are not captured
+NUMBERS = {"score": 5, "mask": 4}  # arguments of a traced function that are not captured
 
 
 def attend(
@@ -192,7 +192,7 @@ def _instead(node: torch.fx.Node) -> Any:
     if node.op == "call_function" and node.target in _OF_SYMBOLS:
         return _OF_SYMBOLS[node.target]
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    if name == "item":  # of a float that may change, which Dynamo captures as a tensor
+    if name == "item":  # a float that may change: Dynamo captures it as a tensor
         return torch.detach
     others = (*node.args[1:], *node.kwargs.values())
     return _OF_NUMBERS.get(name) if any(isinstance(other, torch.fx.Node) for other in others) else None

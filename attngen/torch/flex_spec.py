@@ -71,8 +71,8 @@ class Prepared:
     text: str
     sources: tuple[tuple[Input, int | str | Tensor], ...]  # a position in the closure, a name of `tables`, or a tensor
     ints: tuple[tuple[str, int], ...]  # ("", a number), or ("tensor", the position of a number in the closure)
-    floats: tuple[float, ...]  # of the score, after the scale
-    factor: float  # of the scale
+    floats: tuple[float, ...]  # params of the score; in a call they follow the scale
+    factor: float  # multiplies the scale
     differentiable: frozenset[str]
     reads: tuple[tuple[Expr, Expr], ...]  # (index, size) of each index that the kernel keeps inside
 

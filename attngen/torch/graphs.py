@@ -69,7 +69,7 @@ class _Places(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, codes: set[types.CodeType]) -> None:
         super().__init__()
-        self._codes = set(map(id, codes))  # of the frames below, Dynamo makes code with slices as constants, without a hash
+        self._codes = set(map(id, codes))  # by id: code that Dynamo makes of frames below has slices as constants, and no hash
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: Any = sys._getframe(1)
@@ -137,7 +137,7 @@ class _MixedIndices(TorchFunctionMode):  # type: ignore[misc]
             source, items = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
             if _are_mixed(items):
                 basic = [slice(None) if isinstance(item, torch.Tensor) else item for item in items]
-                rest = [] if Ellipsis in basic else [Ellipsis]  # that mode leaves it alone
+                rest = [] if Ellipsis in basic else [Ellipsis]  # torch's mode leaves an Ellipsis alone
                 selected = function(source, (*basic, *rest))
                 indices = _left_indices(items, source.dim())
                 return torch.ops.aten.index(selected, indices) if any(i is not None for i in indices) else selected

@@ -122,7 +122,7 @@ def plain_mask(mask: Tensor | None, is_causal: bool, query: Tensor) -> tuple[Ten
     has written, and only torch's own function looks at its type. Raises ArgumentError for such a bias beside `is_causal`."""
     if mask is None or type(mask) is torch.Tensor:
         return mask, is_causal
-    known = sys.modules.get("torch.nn.attention.bias")  # whose import loads torch._dynamo
+    known = sys.modules.get("torch.nn.attention.bias")  # importing it loads torch._dynamo
     if known is None or not isinstance(mask, known.CausalBias):
         return mask, is_causal
     if is_causal:

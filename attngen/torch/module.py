@@ -56,7 +56,7 @@ from attngen.torch.layout import (
 
 Tensor = Any
 NOTHING: Mapping[str, Tensor] = {}
-NO_INPUTS = decoding_of(define())  # of torch's attention in a cache
+NO_INPUTS = decoding_of(define())  # for torch's attention in a cache
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             given["normalize"] = normalize
         if precision != "highest":
             given["precision"] = precision
-        self._dtype: Any = None  # of a spec that states it
+        self._dtype: Any = None  # the type that a spec states
         self._dropout = dropout
         self._calls = EagerCalls()
         self._forms: tuple[Form, ...] = ()  # in evaluation and in training; none: torch's attention

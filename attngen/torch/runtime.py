@@ -275,7 +275,7 @@ class PreparedCall:
         self._misaligned = max((t.alignment - 1 for t in (*inputs, *outputs) if t.alignment), default=0)
         read = [bound.arrays[t.key].owner for t in inputs]
         self._outputs = tuple((*_recipe(bound.arrays[t.key].owner, read), bool(t.alignment)) for t in outputs)
-        starts, end = [], 0  # of the workspaces in the one allocation of them
+        starts, end = [], 0  # places of the workspaces in their one allocation
         for t in workspaces:
             starts.append(end)
             end += -(-bound.arrays[t.key].owner.nbytes // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT

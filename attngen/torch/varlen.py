@@ -189,7 +189,7 @@ def _longest(length: Any) -> Any:
     if isinstance(length, (int, torch.SymInt)):
         return length
     try:
-        return index(length)  # of a tensor too: it waits for the GPU
+        return index(length)  # also for a tensor: it waits for the GPU
     except (TypeError, RuntimeError):
         raise ArgumentTypeError(f"the length of the longest sequence is {length!r}; expected an int") from None
 

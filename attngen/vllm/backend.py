@@ -39,7 +39,7 @@ from attngen.torch.runtime import runtime
 
 Tensor = Any
 KEYS_STEP = 256  # the longest length of a step is rounded up to a multiple: a launch is prepared once for so many steps
-PAGE_ROWS = 16  # of which a page has a multiple
+PAGE_ROWS = 16  # a page has a multiple of so many
 # Places of [layers, pages, K or V, rows, heads, size] in memory
 ORDERS = {"NHD": (1, 0, 2, 3, 4, 5), "HND": (1, 4, 0, 2, 3, 5)}
 

@@ -15,8 +15,8 @@ from attngen.bench.measure import Rounds, calls_in, in_rounds
 from attngen.bench.peers import flex_peer
 from attngen.spec.attention import AttentionSpec
 
-COLD_BYTES = 2**29  # of the caches of one graph: several times what any GPU's L2 holds
-MOST_CALLS = 64  # of a graph
+COLD_BYTES = 2**29  # caches of one graph: several times what any GPU's L2 holds
+MOST_CALLS = 64  # per graph
 BURST = 12.0  # milliseconds of replays
 READ_BYTES = 2**31
 

@@ -13,7 +13,7 @@ from decode_parts import Cache, attngen_calls, flex_calls, in_graphs, read_rate
 
 PEERS = ("torch cuDNN", "torch flash")
 CELLS = (Cache(1, 8192), Cache(1, 65536), Cache(16, 8192), Cache(64, 8192))
-SHARE, MICROSECONDS, LONG = 0.95, 15.0, 3.6 / 4.34  # of the read rate with many sequences; of B1 S8k; of the rate for B1 S64k
+SHARE, MICROSECONDS, LONG = 0.95, 15.0, 3.6 / 4.34  # goals: share of the read rate, many sequences; B1 S8k; share, B1 S64k
 
 
 def rows(rounds: int) -> Iterator[Row]:

@@ -23,7 +23,7 @@ from attngen.bench.measure import in_rounds
 LEAST = 3.0
 CELL = Cell("bf16", 128, "causal and same_document(ids)", batch=2, heads=16, q_len=8192, kv_len=8192)
 DOCUMENTS = 8  # in each row of the batch
-CALLS = 5  # of a candidate in a round
+CALLS = 5  # per candidate and round
 EAGER, COMPILED = "FlexAttention", "FlexAttention, create_block_mask compiled"
 
 CallWithIds = Callable[[torch.Tensor], torch.Tensor]

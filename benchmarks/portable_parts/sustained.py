@@ -15,7 +15,7 @@ from attngen.bench.measure import in_rounds
 from attngen.reference.torch_oracle import allowed_pairs
 from portable_parts.variants import VARIANTS, captured, plain
 
-ROUNDS = 5  # of stretches, each of many calls
+ROUNDS = 5  # stretches per variant, each of many calls
 
 
 def rows(rounds: int) -> Iterator[Row]:

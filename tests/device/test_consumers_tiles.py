@@ -45,7 +45,7 @@ FIRST = {"first": ("int32", ("q_len",))}
         (spec_of(None), False),
         (spec_of("k < 100"), False),  # the same keys for every row
         (spec_of("causal and same_document(ids)", inputs=IDS), False),  # tile by tile
-        (spec_of("causal and k >= first[q]", inputs=FIRST), False),  # of a captured vector blocks know their range
+        (spec_of("causal and k >= first[q]", inputs=FIRST), False),  # blocks know the range of a captured vector
     ],
 )
 def test_which_plans_have_consumers_with_tiles_of_their_own(spec: AttentionSpec, own: bool) -> None:

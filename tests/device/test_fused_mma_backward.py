@@ -171,7 +171,7 @@ def finding(backwards: list[CompiledBackward], calls: list[Call], right: list[di
 
 
 SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|cp_async_wait<\d>\(\);|(?<!void )cp_async_commit\(\);")
-SECOND_LOOK = "__syncthreads();  // all threads have read the words"  # of more tiles than a block has threads
+SECOND_LOOK = "__syncthreads();  // all threads have read the words"  # needed only with more tiles than a block has threads
 # Sums of rows, split operands, no softmax, tiles that are classified one by one; and gradients of captured tensors.
 SYNCHRONIZED = {
     "gpt2": shipped("gpt2"),

@@ -47,7 +47,7 @@ def test_parts_fill_the_multiprocessors() -> None:
     assert [parts(full, 32, 8, n) for n in lengths] == [4, 2, 1, 1]
     assert parts(causal, 32, 8, 512, batch=8) == 1
     assert parts(causal, 8, 8, 512) == 1  # no groups
-    assert parts(full, 5, 1, 128, multiprocessors=4) == 3  # of 2, 2 and 1 heads: 4 parts have no fewer in the largest
+    assert parts(full, 5, 1, 128, multiprocessors=4) == 3  # parts of 2, 2 and 1 heads: with 4 parts, the largest has no fewer
     assert parts(full, 0, 0, 512) == parts(full, 4, 2, 0) // 2 == 1
 
 

@@ -134,7 +134,7 @@ def test_what_the_mask_excludes_leaves_no_trace(
         return np.array_equal(one[:, :, rows], other[:, :, rows])
 
     clean, every = found(), slice(None)
-    rows, keys = slice(190, None), slice(120, None)  # that see nothing, and that nothing sees
+    rows, keys = slice(190, None), slice(120, None)  # rows that see nothing, and keys that nothing sees
     for hidden in (
         {"q": (rows, every, np.nan), "k": (keys, 5, np.nan), "dout": (rows, 3, np.inf)},
         {"q": (rows, 3, -np.inf), "k": (keys, every, np.inf), "dout": (rows, every, np.nan)},

@@ -99,7 +99,7 @@ def outcome(name: str, spec: AttentionSpec, backwards: Sequence[CompiledBackward
     return first_finding(partial(is_right, backward) for backward in backwards)
 
 
-PARTS = 3  # of the steps of a kernel, each in a test of its own
+PARTS = 3  # the steps of a kernel are divided into so many, each in a test of its own
 
 
 def in_turn(names: Iterable[str]) -> list[Any]:

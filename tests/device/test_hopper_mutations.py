@@ -40,7 +40,7 @@ SPECS: dict[str, AttentionSpec] = {
         dtype="bf16",
         head_dim=128,
         mask="k + 200 <= q",
-        score="s * gate[h, q] + bias[h, k] + shift[h, q]",  # of a row two elements: Q's fragments find no room beside them
+        score="s * gate[h, q] + bias[h, k] + shift[h, q]",  # two elements per row: Q's fragments find no room beside them
         inputs={
             "bias": ("fp16", ("heads", "kv_len")),
             "gate": ("fp16", ("heads", "q_len")),

@@ -66,7 +66,7 @@ def test_a_cxx_that_does_not_compile_is_an_error_that_names_it(
     cxx: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "cache"))
-    if cxx == "other":  # of another machine, say
+    if cxx == "other":  # a library for another machine, say
         cxx = str(script(tmp_path / "other", 'for last; do :; done; echo "a 1.0"; [ "$last" = --version ] || echo x > "$last"'))
     elif cxx == "gone":
         cxx = str(script(tmp_path / "gone", "echo gone 1.0"))

@@ -134,8 +134,8 @@ def test_consumers_read_no_key_from_global_memory(name: str, head_dim: int) -> N
     _, *consumers, _ = disassemble(compiled.code).split("WARPGROUP.DEPBAR")  # the code of the producer comes last
     loads, pairs = (len(re.findall(rf"\b{load}\b", "".join(consumers))) for load in (r"LDG", r"LDS\.64"))
     staged = choose(spec, ARCHES["sm_90a"], "hopper").staged
-    assert loads <= 4 * len(staged.rows)  # of two rows, in two places
-    assert pairs >= 30 * len(staged.keys)  # of 64 keys in a lane's two tiles: a pair may be two loads
+    assert loads <= 4 * len(staged.rows)  # two rows, in two places
+    assert pairs >= 30 * len(staged.keys)  # 64 keys in a lane's two tiles: a pair may be two loads
 
 
 @pytest.mark.long

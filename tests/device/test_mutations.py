@@ -57,7 +57,7 @@ def without_tiles(source: Program) -> range:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("schedule", [schedule for schedule in PORTABLE_SCHEDULES if schedule != "naive"])  # which has none
+@pytest.mark.parametrize("schedule", [schedule for schedule in PORTABLE_SCHEDULES if schedule != "naive"])  # naive has none
 @pytest.mark.parametrize("name", SPECS)
 def test_every_barrier_is_needed(name: str, schedule: str) -> None:
     spec = replace(shipped(name), q_heads=None, kv_heads=None)

@@ -47,7 +47,7 @@ def test_layouts() -> None:
     """16 bytes are copied at once if rows begin at multiples of 16 bytes; then no element is read for a pair past the end."""
     problem = sample(BIAS, Shape(2, 2, 1, 70, 136))
     bias = problem.inputs["bias"]
-    copied, read = 2 * 2 * 128 * 136, 2 * 2 * 128 * 256  # of a tile of rows: those of keys that are there, or of whole tiles
+    copied, read = 2 * 2 * 128 * 136, 2 * 2 * 128 * 256  # elements of a tile of rows: for keys that are there, for whole tiles
     turned = np.ascontiguousarray(bias.swapaxes(2, 3)).swapaxes(2, 3)
     broadcast = np.broadcast_to(bias[:, :, :1], bias.shape)
     at_once = (bias, bias[:1], bias[:, :1], broadcast, laid_out(bias, 8, 16))

@@ -176,7 +176,7 @@ def test_what_only_kernels_of_one_device_have_is_asked_of_the_compiled_one() -> 
     assert device.compiled == 0
     assert kernel.counters is kernel.compiled.counters
     assert device.compiled == 1
-    with pytest.raises(AttributeError, match="repeat"):  # which only those of a GPU have
+    with pytest.raises(AttributeError, match="repeat"):  # only kernels of a GPU have it
         _ = kernel.repeat
 
 

@@ -21,7 +21,7 @@ from attngen.schedules import choose
 from tests import tiers
 from tests.harness import compiled, wrong_gradients
 
-ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11}  # of a weight that is rounded for P V
+ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11}  # for a weight that is rounded for P V
 ALIBI = {"score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}}
 SINKS = {"mask": "causal and window(40)", "sink": "sinks[h]", "inputs": {"sinks": ("fp32", ("heads",))}}
 CASES: dict[str, dict[str, Any]] = {

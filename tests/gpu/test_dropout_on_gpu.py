@@ -83,7 +83,7 @@ def test_compiled(mode: str) -> None:
     compiled = torch.compile(lambda q, k, v: attention(q, k, v, None, P, is_causal=True), fullgraph=True, mode=mode)
     outputs = []
     for _ in range(4):
-        torch.compiler.cudagraph_mark_step_begin()  # of the last step nothing is kept
+        torch.compiler.cudagraph_mark_step_begin()  # nothing of the last step is kept
         o = compiled(q, k, v)
         gradients = torch.autograd.grad(o.float().square().sum(), (q, k, v))
         outputs.append(o.detach().clone())

@@ -43,7 +43,7 @@ def test_cases(case: Case, mode: str, size: int) -> None:
             results(lambda *t, b=batch, p=p, s=slopes: b.reference(*t, case, s, p), real, p)
             for p in (torch.float64, torch.bfloat16)
         )
-        if mode == "wgmma":  # which has no backward
+        if mode == "wgmma":  # it has no backward
             found, exact, usual = [attend(*tensors)], exact[:1], usual[:1]
         else:
             found = results(attend, tensors)

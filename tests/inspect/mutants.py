@@ -56,6 +56,6 @@ def _of_spec(spec: AttentionSpec, plan: Plan) -> Iterator[Changed]:
 
 
 def _of_bounds(spec: AttentionSpec, plan: Plan) -> Iterator[Changed]:
-    if plan.schedule.is_tiled:  # which visits every key
+    if plan.schedule.is_tiled:  # others visit every key
         for what, bounds in changed_bounds(plan.bounds):
             yield what, spec, bounds

@@ -58,7 +58,7 @@ def is_reported(spec: AttentionSpec, plan: Plan, kernel: EmulatedKernel, problem
         except EmulationError:
             found = None
         if found is None or not (compare(*found, one.least_truth).passed or compare(*found, one.truth).passed):
-            problems.insert(0, problems.pop(number))  # which is likely to show what the next one lacks
+            problems.insert(0, problems.pop(number))  # it is likely to report the next mutant too
             return True
     return False
 

@@ -73,7 +73,7 @@ def test_each_circumstance_of_a_schedule_occurs_with_some_mask(schedule: str, wa
     for spec in MASKS:
         try:
             plan = plan_of(spec, schedule, wanted)
-        except PlanRefusal:  # of keys in pages
+        except PlanRefusal:  # for keys in pages
             continue
         names, said = occurring(spec, plan)
         for one in wanted_circumstances(plan):

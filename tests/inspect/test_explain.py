@@ -176,7 +176,7 @@ def test_products_of_a_backward_are_those_that_run(arch: str, schedule: str, mas
     problem = sample(spec, Shape(1, 1, 1, n, n))
     gradients(kernel, problem, sample_loss(spec, problem), QKV)
     backward = kernel.gradients(QKV)
-    threads = 32 if schedule == "fused" else 128  # that share an instruction
+    threads = 32 if schedule == "fused" else 128  # threads that share an instruction
     shapes = [(re.search(r"\.m(\d+)n(\d+)k(\d+)\.", op), ran) for op, ran in backward.kernel.counters.instructions.items()]
     operations = sum(2 * prod(map(int, shape.groups())) * ran // threads for shape, ran in shapes if shape)
     assert Call(spec, backward.plan, n, n).work().computed == operations
@@ -256,7 +256,7 @@ def test_explain_says_what_a_param_changes() -> None:
     text = explained("mistral_window", "--q-len", "512", "--kv-len", "512", "--param", "size=128")
     lines = text[text.index("what size = 128 (4096 by default) changes") :].splitlines()
     found = {line[2:16].strip(): line[17:] for line in lines[1:]}
-    before, after = 512 * 513 // 2, 128 * 129 // 2 + (512 - 128) * 128  # of each of 32 heads
+    before, after = 512 * 513 // 2, 128 * 129 // 2 + (512 - 128) * 128  # per head; there are 32
     assert found["allowed pairs"].startswith(f"{32 * before} -> {32 * after} ")
     assert found["empty tiles"].startswith("12 -> ")
     assert found["full tiles"].endswith("%)")
@@ -303,7 +303,7 @@ def test_long_sequences_take_little_memory() -> None:
     problem = without_values(spec, Shape(batch=1, q_len=2, kv_len=keys))
     assert problem.k.strides == (0, 0, 0, 0)
     found = Call(spec, choose(spec, arch, "decode"), 2, keys).work()
-    assert found.allowed_pairs == 3  # of the first row and the second
+    assert found.allowed_pairs == 3  # one in the first row, two in the second
 
 
 def test_tiles_of_a_block_of_several_heads_by_ranges_of_integers() -> None:

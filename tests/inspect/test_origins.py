@@ -203,7 +203,7 @@ def test_loop_nests_are_those_of_the_files(schedule: str, arch: str) -> None:
         source = emit(shipped(name), plan)
         lines = source.text.splitlines()
         nest = loop_nest(shipped(name), plan, source)
-        assert 3 <= len(nest) <= 12 + 2 * (name == "dropout")  # which is a kernel of its own
+        assert 3 <= len(nest) <= 12 + 2 * (name == "dropout")  # dropout is a kernel of its own
         launched = {e.name for e in source.kernels if not e.name.endswith("_ranges")}
         assert {lines[p.line - 1] for p in nest if p.depth == 0} == {f"{entry}(" for entry in launched}
         for p in nest:

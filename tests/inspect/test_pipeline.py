@@ -43,7 +43,7 @@ def test_what_is_drawn_waits_for_what_it_needs(name: str, schedule: str, arch: s
     copies = {b.label: b for found in bars(drawn, COPY).values() for b in found}
     assert {"K0", "V0", "K1", "V1"} <= set(copies)
     assert len(copies) <= 2 * SHOWN
-    reads: dict[str, float] = {}  # of a tile: when its last product ends
+    reads: dict[str, float] = {}  # by tile, when its last product ends
     for lane, products in bars(drawn, PRODUCT).items():
         weights = {b.label.split()[-1]: b.end for b in drawn.lanes[lane.replace("products", "softmax")]}
         for product in products:

@@ -107,7 +107,7 @@ def test_every_mistake_is_explained_by_an_example(code: str) -> None:
     assert bool(example.wrong) == bool(example.right) == (code not in IN_NO_LINE)
     if code not in IN_NO_LINE:
         assert {*codes_of(example.wrong, OF_A_CALL.get(code))} == {code}
-        if code != "E127":  # of the call alone
+        if code != "E127":  # a mistake of the call alone
             assert codes_of(example.right, OF_A_CALL.get(code)) == []
 
 

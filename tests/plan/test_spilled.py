@@ -116,7 +116,7 @@ def test_the_command_notes_kernels_until_no_default_plan_spills(
     again, wider = (define(dtype="bf16", head_dim=d, mask="causal", name="again") for d in (64, 80))
     assert choose(again, ARCHES["sm_80"], "fused").q_place == "shared"
     tile = Tile(128, 64, 2, 4)
-    assert not may_hold_q(facts_of(again), ARCHES["sm_89"], tile)  # which has the code of sm_80
+    assert not may_hold_q(facts_of(again), ARCHES["sm_89"], tile)  # sm_89 has the code of sm_80
     assert may_hold_q(facts_of(again), ARCHES["sm_90a"], tile)
     assert choose(again, ARCHES["sm_90a"], "fused").q_place == "registers"
     assert choose(wider, ARCHES["sm_80"], "fused").q_place == "registers"

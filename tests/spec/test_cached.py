@@ -17,7 +17,7 @@ from attngen.spec.dropout import without_dropout
 from tests import tiers
 from tests.random_draws import case
 
-LENGTH, ROWS, ROOM = 23, 4, 28  # of the sequence, of a call, and of the cache
+LENGTH, ROWS, ROOM = 23, 4, 28  # rows of the sequence, of a call, and of the cache
 
 
 def last_rows(spec: AttentionSpec, whole: Sample) -> Sample:

@@ -184,7 +184,7 @@ def test_a_branch_is_bounded_under_its_condition() -> None:
         bucket = apply("where", condition, *branches)
         found = ranges(bucket, names, {})
         assert found[bucket] == (0, 7 if constant(0) in branches else 15)
-        assert found[distance] == (0, 2**29 - 1)  # of other uses
+        assert found[distance] == (0, 2**29 - 1)  # its range in other uses
     assert ranges(apply("where", apply("lt", X, Y), distance, constant(0)), names, {})[distance] == (0, 2**29 - 1)
 
 

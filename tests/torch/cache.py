@@ -41,7 +41,7 @@ class CacheCase:
 
         q_heads, kv_heads = self.heads
         caches = 2 * BATCH if self.has_batch_idx else BATCH
-        pages = -(-self.cache_len // self.page_size) if self.page_size else 0  # of a sequence
+        pages = -(-self.cache_len // self.page_size) if self.page_size else 0  # per sequence
         rows = max(self.new_len, self.q_len if self.rotary_dim and self.is_local else 0)
         most = self.cache_len - rows
         used = torch.randint(0, most + 1, (BATCH,), generator=random)

@@ -27,7 +27,7 @@ CASES = {  # (key/value heads, causal, how keys travel)
     "all keys, in a ring": (4, False, "alltoall"),
 }
 HEADS = 4
-BLOCK = 128  # of masks: torch's plan allows no other
+BLOCK = 128  # block size of masks: torch's plan allows no other
 
 
 def results(q: Any, k: Any, v: Any, direction: Any, is_causal: bool) -> list[Any]:

@@ -130,7 +130,7 @@ class Suite:
     changes: Mapping[str, str] = field(default_factory=dict)  # patterns of texts and limits of torch's own kernels
     # Sizes that are longer than a machine without a GPU needs, by patterns, with "LENGTH" for the length
     shorter: Mapping[str, str] = field(default_factory=dict)
-    sizes: Mapping[str, int | None] = field(default_factory=dict)  # of global names; None: the length
+    sizes: Mapping[str, int | None] = field(default_factory=dict)  # sizes of global names; None: the length
     # Cases that keep the sizes of the file, by pytest's -k, and the global names that are smaller all the same
     long: str = ""
     long_sizes: Mapping[str, int] = field(default_factory=dict)
@@ -170,8 +170,8 @@ FLEX_ATTENTION = Suite(
         r"with self\.assertRaisesRegex\(RuntimeError, expected_error_message\):\s+torch\.compile\(flex_attention\)\((.*)\)\n": (
             r"_close(torch.compile(flex_attention)(\1), flex_attention(\1))\n"
         ),
-        r'InductorError,(\s+"Backward pass with mixed)': r"Exception,\1",  # of torch's compiler, or of its tracer
-        # of all pairs; attngen's backward needs no lists of rows
+        r'InductorError,(\s+"Backward pass with mixed)': r"Exception,\1",  # raised by torch's compiler, or by its tracer
+        # a BlockMask of all pairs; attngen's backward needs no lists of rows
         r'with self\.assertRaisesRegex\(\s+RuntimeError,\s+"BlockMask q_indices is None[^)]*\):\s+(flex_compile\(.*\))\n': (
             r"found, wanted = \1, torch.nn.functional.scaled_dot_product_attention(q, k, v); "
             r"found, wanted = (torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (found, wanted)); "
@@ -231,7 +231,7 @@ PLATFORM_SUPPORTS_CK_SDPA = False  # kernels of another vendor
             r"\1\ntry:\n    from torch.nn.attention.varlen import varlen_attn_out\nexcept ImportError:\n    pass\n"
         ),
         r"(?m)^    PLATFORM_SUPPORTS_CK_SDPA,\n": "",
-        # of torch's own backends one: attngen has no others, and pages of any size
+        # one of torch's own backends: attngen has no others, and pages of any size
         r'\["fa2"\] \+ \(\["fa3"\] if \w+ else \[\]\) \+ \(\["fa4"\] if \w+ else \[\]\)': '["fa2"]',
         r'if backend == "fa2" and page_size % 256 != 0:': "if False:",
         # page sizes are constants of kernels: 4 of them in 2 types are more graphs than torch.compile makes of a function

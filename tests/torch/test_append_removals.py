@@ -17,7 +17,7 @@ from attngen.torch import append as module  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.removals import CHOSEN, Emitted  # noqa: E402
 
-FILE = "append_to_pages_bf16_128_rotary_128.cu"  # of generated/
+FILE = "append_to_pages_bf16_128_rotary_128.cu"  # in generated/
 PAGES, PAGE, HEADS, SIZE, ANGLES = 6, 4, 2, 128, 9
 WITHOUT_EFFECT = {
     "part >= ROTATED: never true": "all of a row is rotated",

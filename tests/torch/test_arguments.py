@@ -91,7 +91,7 @@ def test_tensors_may_start_anywhere() -> None:
         Attention(copy=True),
         lambda *qkv: flash_attn_func(*(t.transpose(1, 2) for t in qkv)).transpose(1, 2),
         flex_attention,
-        lambda *qkv: torch.nn.functional.scaled_dot_product_attention(*qkv),  # of activate()
+        lambda *qkv: torch.nn.functional.scaled_dot_product_attention(*qkv),  # as activate() replaces it
     )
     compiled = torch.compile(lambda *qkv: [f(*qkv) for f in (copying, *functions)], backend=BACKEND, fullgraph=True)
     for start in (0, 1, 2):
@@ -245,7 +245,7 @@ def test_what_torch_hides_in_a_tensor_is_not_lost() -> None:
     kernel = attngen.compile(spec, device="emulated", kernel="naive")
     with FakeTensorMode():
         fake = torch.empty(1, 2, 8, 16, dtype=torch.float16)
-    nested = torch.nested.nested_tensor([q[0], q[0, :, :3]])  # which has no sizes
+    nested = torch.nested.nested_tensor([q[0], q[0, :, :3]])  # it has no sizes
     for call, said in (
         (lambda: attention(q, q.to("meta"), q), "`k` is on meta"),
         (lambda: kernel(q, q, q, out=fake), "`out` is a tensor without memory"),

@@ -105,7 +105,7 @@ def test_what_a_kernel_overwrites_is_noticed_by_a_backward(qkv: list[torch.Tenso
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 loss.backward()
     with torch.inference_mode():
-        kernel(q, k, v, out=torch.empty_like(q))  # which has no version
+        kernel(q, k, v, out=torch.empty_like(q))  # an inference tensor has no version
 
 
 def test_a_buffer_may_become_a_parameter(qkv: list[torch.Tensor]) -> None:

@@ -90,7 +90,7 @@ def test_the_meaning_of_chunks_and_sinks() -> None:
 def test_chunks_and_sinks_by_kernels_with_gradients(mode: str) -> None:
     case, q, k, v = Case(causal=True, chunk=40), randn(2, 70, 4, 16), randn(2, 90, 2, 16), randn(2, 90, 2, 16)
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0]).half()
-    tensors = (q, k, v) if mode == "hopper" else (q, k, v, sinks)  # whose backward computes no gradient of sinks
+    tensors = (q, k, v) if mode == "hopper" else (q, k, v, sinks)  # hopper's backward computes no gradient of sinks
     named = case.named(4, 2)
 
     def attend(*t: Any) -> Any:

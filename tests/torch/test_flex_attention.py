@@ -234,7 +234,7 @@ def test_mistakes_are_torchs_own() -> None:
         flex_attention(q, k, v, block_mask=create_block_mask(causal, 1, 1, 8, 8, "cpu"), enable_gqa=True)
     with pytest.raises(ValueError, match="`kernel_options` has 'mod'; expected \"mode\" or torch's"):
         flex_attention(q, k, v, enable_gqa=True, kernel_options={"mod": "naive"})
-    with pytest.raises(TypeError, match="`scale` is a tensor; expected a number"):  # which would have no gradient
+    with pytest.raises(TypeError, match="`scale` is a tensor; expected a number"):  # it would have no gradient
         flex_attention(q, q, q, scale=torch.tensor(0.5, requires_grad=True))
     with pytest.raises(TypeError, match="`kernel_options` is a str; expected a dict"):
         flex_attention(q, k, v, enable_gqa=True, kernel_options="naive")

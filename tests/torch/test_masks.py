@@ -18,7 +18,7 @@ from tests.torch.tensors import BACKEND, randn  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 FP32 = {"atol": 1e-5, "rtol": 1e-5}
-FULL = (2, 3, 5, 9)  # of a mask: batch, heads, q_len, kv_len
+FULL = (2, 3, 5, 9)  # shape of a mask: batch, heads, q_len, kv_len
 
 
 def problem(batch: int = 2, kv_len: int = 9) -> tuple[torch.Tensor, ...]:

@@ -90,7 +90,7 @@ def test_a_sink_is_one_more_logit() -> None:
     sinks = torch.tensor([0.5, -torch.inf, 2.0, -1.0])
     options = {"causal": True, "return_attn_probs": True, "mode": "naive"}
     plain, lse, _ = flash_attn_varlen_func(q, k, v, **named, **options)
-    shares = (1 / (1 + (sinks[:, None] - lse).exp())).nan_to_num(0.0).T[..., None]  # of rows without keys: 0
+    shares = (1 / (1 + (sinks[:, None] - lse).exp())).nan_to_num(0.0).T[..., None]  # 0 for rows without keys
     paged = {**named, "cu_seqlens_k": None, "seqused_k": named["cu_seqlens_k"].diff(), "block_table": table}
     for keys, values, where in ((k, v, named), (in_pages(k, table), in_pages(v, table), paged)):
         out, with_sinks, _ = flash_attn_varlen_func(q, keys, values, **where, **options, sinks=sinks)
@@ -124,7 +124,7 @@ def test_padded_keys_have_no_gradients() -> None:
     spec = attngen.define(dtype="fp16", head_dim=16, mask="causal_bottom_right")
     kernel = attngen.compile(spec, kernel="naive", storage="padded", device="emulated")
     q, k, v = torch.randn(3, 2, 4, 7, 16).half()
-    used = torch.tensor([7, 9], dtype=torch.int32)  # of 7
+    used = torch.tensor([7, 9], dtype=torch.int32)  # kv_len is 7
     o = kernel(q.requires_grad_(), k, v, seqused=used)
     exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     torch.testing.assert_close(o, exact, atol=4e-3, rtol=0)

@@ -15,7 +15,7 @@ from attngen.device.tensor_map import MappedTensor, TensorMap
 
 _FORMATS = {ctypes.c_void_p: "P", ctypes.c_longlong: "q", ctypes.c_int: "i", ctypes.c_float: "f", ctypes.c_bool: "?"}
 
-MAP_WORDS = 16  # of eight bytes
+MAP_WORDS = 16  # 8 bytes each
 MAX_MAPS = 1024  # packed tensor maps that one parameter remembers
 
 

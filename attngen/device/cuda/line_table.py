@@ -22,7 +22,7 @@ class MachineLine:
 
     text: str
     cuda: Chain = ()
-    ptx: int = 0  # of SASS: the line of PTX, counted from 1; 0: none
+    ptx: int = 0  # SASS only: the line of PTX, counted from 1; 0: none
     is_code: bool = False
 
 

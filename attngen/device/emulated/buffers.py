@@ -13,7 +13,7 @@ from pathlib import Path
 from attngen.device.protocol import Memory
 from attngen.emit.program import KernelEntry
 
-SHARED = "shared memory"  # of parts without a name
+SHARED = "shared memory"  # names the parts that have no name
 
 
 @dataclass(frozen=True, slots=True)

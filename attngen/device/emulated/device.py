@@ -33,11 +33,11 @@ from attngen.emit.program import Program
 MULTIPROCESSORS = 2  # few, so that the blocks of a persistent kernel get several work tiles
 ACCESS_BUDGET = 2**32  # accesses of one thread, and its waits by their costs; more count as an endless loop
 NEAR = 2**20  # bytes from a tensor, to which an address outside is compared
-SMALL_BUDGET = 2**24  # that of a small problem
+SMALL_BUDGET = 2**24  # accesses of one thread, for a small problem
 _lock = threading.Lock()  # a library has the state of one launch, and a process the stacks and signal handlers of one
 
 
-TRACE, WAITERS = 16, 8  # of runtime/state.hpp
+TRACE, WAITERS = 16, 8  # as in runtime/state.hpp
 TRACED = 2  # mode of emulator_launch; 0 is fast, 1 checked
 
 
@@ -47,7 +47,7 @@ class _Stacks(ctypes.Structure):
     _fields_ = words("memory count")
 
 
-_stacks = _Stacks()  # of the launch that holds the lock
+_stacks = _Stacks()  # for the launch that holds the lock
 
 
 def _load(library: Path) -> ctypes.CDLL:

@@ -8,7 +8,7 @@ import struct
 from attngen.device.protocol import OpaqueBytes
 from attngen.device.tensor_map import MAX_RANK, TensorMap
 
-BYTES, ALIGNMENT = 128, 64  # of the kernel's parameter, which compilers copy by aligned instructions
+BYTES, ALIGNMENT = 128, 64  # for the kernel's parameter, which compilers copy by aligned instructions
 MAGIC = b"attnmap1"
 _LAYOUT = struct.Struct("<8sQ5Q4Q5HBBB")  # `Map` of runtime/tma.cpp
 

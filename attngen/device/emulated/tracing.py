@@ -15,7 +15,7 @@ from typing import Any
 from attngen.device.emulated.buffers import NamedBuffer
 
 LANES = 32
-CALLS = 24  # of runtime/trace.hpp
+CALLS = 24  # as in runtime/trace.hpp
 # Accesses of single lanes; the others are made by all lanes together, or by one thread for many.
 BY_LANE = ("load", "store", "atomic", "cp.async")
 

@@ -33,7 +33,7 @@ from attngen.schedules.timeline import Timeline, timeline
 from attngen.spec.attention import AttentionSpec
 
 HERE = Path(__file__).resolve().parent
-PLOT = (460.0, 250.0)  # of the roofline, in units of its picture
+PLOT = (460.0, 250.0)  # width and height of the roofline, in units of its picture
 
 
 @dataclass(frozen=True, slots=True)

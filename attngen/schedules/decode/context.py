@@ -15,7 +15,7 @@ from attngen.schedules.tma import box_constant, box_rows, slabs_of
 ROW_INDICES = {
     "q_idx": {"q_idx", "q_first"},
     "h_idx": {"h_idx"},
-}  # of a thread's rows, if a function has one of these arguments
+}  # indices of a thread's rows: each if a function has one of these arguments
 JOINING = 128  # threads of a block that joins splits: each has four columns of O, of some of the splits
 
 

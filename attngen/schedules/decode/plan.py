@@ -21,12 +21,12 @@ from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, operands
 from attngen.schedules.hopper.needs import SLAB, slab_tiles, slabs
 from attngen.spec.attention import AttentionSpec
 
-MOST_ROWS = 16  # of a sequence, for which `auto` takes this schedule
+MOST_ROWS = 16  # rows per sequence up to which `auto` takes this schedule
 LEAST_KEYS = 256
-BLOCKS = 1  # of an SM, as the number of splits counts them: it has room for one of any tile
+BLOCKS = 1  # per SM, as the number of splits counts them: an SM has room for one of any tile
 # Bytes of a block's copies under way, by measurement. With more by TMA, some SMs read faster than others, and end earlier
 AHEAD: dict[Copies, int] = {"tma": 48 << 10, "cp_async": 80 << 10}
-Q_REGISTERS = 32  # of a thread: more fragments of Q are read from shared memory for each tile
+Q_REGISTERS = 32  # per thread: with more, fragments of Q are read from shared memory for each tile
 WIDE = 128  # a head size of V
 OUTPUT_PAD = 8  # fp32 numbers at the end of each row of O in shared memory
 # (keys of a warp's tile, stages, warps)
@@ -49,7 +49,7 @@ class DecodePlan:
     summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
     unrolled: int  # steps over the head size that are in one round of the loop over them; of split numbers
     chunk: int  # elements that a lane copies at once, 16 bytes; a padded row in shared memory is padded by as many
-    qk_width: int  # of a row of Q or K in shared memory, without the padding
+    qk_width: int  # elements per row of Q or K in shared memory, without the padding
     v_width: int
     early: bool  # whether a kernel starts while the one before it runs
 
@@ -174,7 +174,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
     """The plan of a tile that fits."""
     spec = facts.spec
     numbers = operands(spec)
-    alone = arch.shared_per_sm // 2 - RESERVED + ALIGN  # of shared memory, that a second block of an SM would not have
+    alone = arch.shared_per_sm // 2 - RESERVED + ALIGN  # bytes of shared memory: a second block would not fit an SM
     splits = splits_of(spec, tile)
     unrolled = 4 if spec.head_dim_v <= WIDE else 2  # sums of O leave fewer registers
     holds = q_in_registers(spec)

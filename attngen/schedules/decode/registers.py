@@ -15,8 +15,8 @@ from attngen.schedules.fused_mma.needs import MMA_ROWS, OPERAND_STATEMENTS, oper
 from attngen.spec.attention import MAX_HEAD_DIM
 
 Copies = Literal["tma", "cp_async"]  # how K and V are copied: `templates/parts/decode/by_NAME.j2`
-KEYS = (32, 64)  # of the tiles that are compiled
-WARPS = STAGES = 2  # of these tiles: others take as many registers, a few more or less
+KEYS = (32, 64)  # keys of the tiles that are compiled
+WARPS = STAGES = 2  # in these tiles: others take as many registers, a few more or less
 # Of tiles that are always taken, as nothing else splits keys: with heads of 256, 16-bit operands spill 8 bytes at most; with
 # heads above 160, split ones up to 136.
 SMALLEST_KEYS = 16

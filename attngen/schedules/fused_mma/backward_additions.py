@@ -38,13 +38,13 @@ from attngen.spec.gradient import QKV
 
 CHUNKED = 64  # registers of a thread for dQ from which it goes out in two chunks
 KERNELS = ("delta", "dk_dv", "convert_dq")
-ROW_BLOCKS = 2  # of 16 keys, of a warp
+ROW_BLOCKS = 2  # blocks of 16 keys per warp
 SUMS = 128  # registers of a thread for dK and dV, beside S and dP of 32 columns
 SPLIT_SUMS = 64  # the same where each number is two
 OTHER_REGISTERS = 56  # addresses, fragments
 PARTS = (32, 16)  # columns of S and dP that may be multiplied at once
-OUTPUT_ROWS = (32, 16)  # of dQ, that a warp multiplies
-ROWS = (64, 128, 32)  # of a tile, the preferred first
+OUTPUT_ROWS = (32, 16)  # rows of dQ that a warp multiplies
+ROWS = (64, 128, 32)  # per tile, the preferred first
 POSSIBLE = tuple(
     Tile(rows, keys, stages, warps) for rows in ROWS for keys in (128, 64, 32) for warps in (8, 4, 2, 1) for stages in (2, 1)
 )
@@ -116,7 +116,7 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
 
 def cost(facts: SpecFacts, tile: Tile) -> Cost:
     """What a tile takes: registers do not decide, `tiles` has those whose sums fit."""
-    copiers = max(widths_of(facts.spec, tile)) // chunk(facts.spec)  # of a row: one for each of its chunks
+    copiers = max(widths_of(facts.spec, tile)) // chunk(facts.spec)  # threads per row: one for each of its chunks
     return Cost(shared_bytes(facts, tile), threads=copiers)
 
 

@@ -15,8 +15,8 @@ from attngen.schedules.fused import NOT_A_NUMBER, Fused
 from attngen.schedules.fused_mma import backward_additions, backward_needs
 from attngen.schedules.fused_mma.backward_needs import FusedMmaBackwardPlan
 
-DELTA_LANES = 8  # that share a row: of 64 numbers of 16 bits, each loads 16 bytes
-ROW_LANES = 4  # that have the columns of a row of a fragment
+DELTA_LANES = 8  # lanes that share a row: of 64 numbers of 16 bits, each loads 16 bytes
+ROW_LANES = 4  # lanes that share the columns of a row of a fragment
 RESULTS = {"delta": (), "dk_dv": ("dK", "dV"), "dv": ("dV",), "dk": ("dK",), "dq": ("dQ",)}
 KERNELS = ("delta", "dk_dv", "dv", "dk", "dq", "convert_dq")  # all that there may be
 
@@ -29,7 +29,7 @@ class KeyKernel:
     sums_k: bool
     sums_v: bool
     needs_ds: bool
-    terms: tuple[Terms, ...]  # of captured gradients, which it adds up
+    terms: tuple[Terms, ...]  # terms of captured gradients, which the kernel adds up
     equations: tuple[str, ...]
     transposed: str
 

@@ -30,8 +30,8 @@ class DqPart:
     """What a warp multiplies of dQ of a tile, if blocks of keys add to dQ in global memory."""
 
     rows: int
-    columns: int  # of a chunk
-    chunks: int  # which go out one after another
+    columns: int  # per chunk
+    chunks: int  # sent out one after another
     added: int  # fp32 numbers that one instruction adds
 
 
@@ -44,7 +44,7 @@ class FusedMmaBackwardPlan:
     split: Split  # the type of the two parts of each number; empty: numbers are not split
     idle_copiers: bool  # some threads copy nothing: a row's chunks do not divide the number of threads
     chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
-    qk_width: int  # of a row of Q or K in shared memory, without the padding
+    qk_width: int  # elements per row of Q or K in shared memory, without the padding
     v_width: int
     dq: Dq  # who adds up dQ
     delta: Delta

@@ -47,9 +47,9 @@ from attngen.schedules.fused_mma.needs import (
 
 OTHER_REGISTERS = 56  # addresses, fragments
 OTHER_SPLIT_REGISTERS = 76  # the same where each number is two
-SPLIT_PAIR_REGISTERS = 4  # of a column of S and dP and a row block: they stay in fp32 while they are multiplied
+SPLIT_PAIR_REGISTERS = 4  # per column of S and dP and row block: they stay in fp32 while they are multiplied
 PARTS = (32, 16)  # columns of S that may be multiplied at once
-BLOCKS = 2  # of an SM, where shared memory allows it: one multiplies while the other waits
+BLOCKS = 2  # per SM, if shared memory allows it: one multiplies while the other waits
 # Blocks of as many keys as rows, so that ranges of captured vectors serve both kernels.
 POSSIBLE = tuple(
     Tile(size, size, stages, size // rows)
@@ -138,7 +138,7 @@ def diagonal_columns(tile: Tile, part: int) -> int:
 
 
 def cost(facts: SpecFacts, tile: Tile, apart: bool) -> Cost:
-    copiers = max(widths(facts.spec)) // chunk(facts.spec)  # of a row: one for each of its chunks
+    copiers = max(widths(facts.spec)) // chunk(facts.spec)  # threads per row: one for each of its chunks
     return Cost(shared_bytes(facts, tile), registers=registers(facts, tile, PARTS[-1], apart), threads=copiers)
 
 

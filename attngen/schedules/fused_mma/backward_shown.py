@@ -19,7 +19,7 @@ SUMS = {
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     own = plan.own
     which = "not empty" if plan.bounds.per_tile else "begin to end"
-    own_rows = plan.block_q // own.shares  # of a tile, of a warp
+    own_rows = plan.block_q // own.shares  # rows of a tile per warp
 
     def part(scores: str, sums: str) -> Loop:
         products = Loop(f"{scores}; {sums}", "16 d, then 16 columns, a step", "warp", "registers", "multiply_rows<")

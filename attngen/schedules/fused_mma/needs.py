@@ -47,11 +47,11 @@ OPERANDS = {
         "a number as the sum of two of bf16, three products for one, as `precision high` allows: errors of about 2^-18 of each",
     ),
 }
-OPERAND_STATEMENTS = {"16-bit": "dtype fp16", "tf32": "dtype fp32", "bf16": "dtype fp32 precision high"}  # of `Family.operands`
-RANDOM_REGISTERS = 16  # of dropout: the words of a call of Philox, and what they become
+OPERAND_STATEMENTS = {"16-bit": "dtype fp16", "tf32": "dtype fp32", "bf16": "dtype fp32 precision high"}  # by `Family.operands`
+RANDOM_REGISTERS = 16  # for dropout: the words of a call of Philox, and what they become
 CAPTURED_REGISTERS = 10  # addresses of captured tensors, and indices into them, where registers are estimated
 RESERVED = 1024  # bytes of shared memory that the driver adds to each block
-TILE_WORDS = 2  # of 32 tiles each, that a warp has classified: which are visited, which are full
+TILE_WORDS = 2  # words of 32 tiles that a warp has classified: which are visited, which are full
 WHY_IDLE = "the 16-byte chunks of a row do not divide the number of threads"
 WHY_PAD = "the 8 rows that ldmatrix reads lie in different banks"
 

@@ -20,7 +20,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Gather, walk
 from attngen.spec.print_attn import expression_to_text
 
-BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
+BLOCKS = 2  # per SM, if tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
 ROOMY_ROWS = 64
 # Two row blocks a warp read each fragment of K and V once for 32 rows: shared memory is what 16 rows a warp wait for.
 PREFERRED = tuple(
@@ -65,7 +65,7 @@ class FusedMmaPlan:
     summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
     unrolled: int  # steps over the head size that are in one round of the loop over them; of split numbers
     chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
-    qk_width: int  # of a row of Q or K in shared memory, without the padding
+    qk_width: int  # elements per row of Q or K in shared memory, without the padding
     v_width: int
     one_stage_because: str  # why there is one stage, if the reason is that there is no room for two
 

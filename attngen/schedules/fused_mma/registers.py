@@ -33,7 +33,7 @@ VARIANTS: dict[Row, tuple[str, ...]] = {
 }
 # Of a tile that is always taken: with heads of 256, split operands spill 24 bytes at most; nothing else uses the tensor cores.
 SMALLEST_KEYS = 16
-FEW_WARPS, WARPS, MOST_WARPS = 2, 4, 8  # of a block: few copy more of a tile each, most have all the registers of a thread
+FEW_WARPS, WARPS, MOST_WARPS = 2, 4, 8  # per block: few copy more of a tile each; up to MOST_WARPS, a thread has all registers
 
 
 def _is_measured(family: Family) -> bool:

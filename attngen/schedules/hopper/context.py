@@ -153,7 +153,7 @@ def pair_lanes(keys: int) -> ConstantLine:
 
 
 TWO_ONES = {"fp16": "0x3c003c00", "bf16": "0x3f803f80"}
-WARP_ROWS = 16  # of a warpgroup's 64
+WARP_ROWS = 16  # per warp; a warpgroup has 64
 OUTPUT_SLABS = "of a warp's rows on their way to global memory"
 OF_HEAD = ("h_idx", "b_idx")
 RELEASES = {

@@ -16,16 +16,16 @@ from attngen.spec.expr import Gather, names_in, walk
 
 SLAB = 64  # 16-bit columns of 128 bytes: what the swizzle permutes
 SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned; their sizes are multiples of it
-OTHER_REGISTERS = 30  # of a consumer: addresses, row state, exponents in flight
+OTHER_REGISTERS = 30  # per consumer thread: addresses, row state, exponents in flight
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
 PAIR_ELEMENT_REGISTERS = 18  # if each pair reads an element of its own: with fewer, each read waits for the previous one
-PAIR_REGISTERS = 32  # of a score, or of a mask that is evaluated for each pair: threads of four consumers have too few
+PAIR_REGISTERS = 32  # for a score, or a mask that is evaluated for each pair: threads of four consumers have too few
 # Registers of a producer's and of a consumer's thread, by the number of consumers: multiples of 8 within those of the launch.
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
 STAGING_REGISTERS = {2: (56, 224), 3: (56, 152), 4: (56, 104)}  # where the producer reads key vectors
 CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152), 4: (56, 104)}  # and classifies tiles too, where so many suffice
-KEPT_REGISTERS = 10  # of dropout: what a head's generator needs, and bytes of pairs
-DESCRIPTOR_REGISTERS = 4  # of Q in shared memory
+KEPT_REGISTERS = 10  # for dropout: what a head's generator needs, and bytes of pairs
+DESCRIPTOR_REGISTERS = 4  # for the descriptor of Q in shared memory
 MOST_CONSUMERS = 4
 WHOSE = {
     True: "Q holds now, and held before",
@@ -71,7 +71,7 @@ def buffers(
         words("BARRIERS", (of_q + 4 * stages + 2 * groups * pair_slots,), "see the kernel", "mbarrier"),
         words("WORK_TILES", (2, len(WORK_TILE) + rotates), "which rows and head " + WHOSE[holds]),
         *([visits] if facts.bounds.per_tile else []),  # the producer classifies tiles and publishes them
-        *([own.buffer(kv, stages + 1)] if own.keys else []),  # of the stages of K, and of the tile whose weights are computed
+        *([own.buffer(kv, stages + 1)] if own.keys else []),  # for the stages of K, and the tile whose weights are computed
     )
 
 

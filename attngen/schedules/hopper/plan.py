@@ -38,10 +38,10 @@ class HopperPlan:
     """Warp specialization: one warpgroup copies, `consumers` others multiply 64 rows each."""
 
     consumers: int
-    producer_registers: int  # of a thread
+    producer_registers: int  # per thread
     consumer_registers: int
     q_in_registers: bool
-    output_slabs: int  # of a warp's rows, copied out at once
+    output_slabs: int  # slabs of a warp's rows that are copied out at once
     row_sums: RowSums  # the softmax denominator: by products of P with columns of ones beside V, or by each thread
     shift: float | None  # subtracted from the exponents (of 2) of all scores instead of a row maximum; None: there is one
     per_consumer_range: bool  # a consumer multiplies the tiles that have keys for its own rows, not all of the block's
@@ -59,10 +59,10 @@ NEEDED = (Feature.MBARRIER, Feature.TMA, Feature.WGMMA)
 DTYPES = ("fp16", "bf16")
 LAYOUT = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
 ONES = 8  # columns beside V: the step of a wgmma's N
-HEAVY_OF_ROOT = 0.75  # of the root of kv_len: `heavy` in long rows, where rounding errors add up to that root
+HEAVY_OF_ROOT = 0.75  # times the root of kv_len: `heavy` in long rows, where rounding errors add up to that root
 SUM_REGISTERS = 2  # the sums of a thread's two rows
 MAX_COLUMNS = 256  # N of a wgmma
-PAGE_ROWS = 8  # that the swizzle of 128 bytes permutes together
+PAGE_ROWS = 8  # rows that the swizzle of 128 bytes permutes together
 WHY_LENGTHS = "the fastest for these lengths, by its rate in the loop and the extra cost of each block of rows"
 TENSOR_BOUND = 512  # head_dim + head_dim_v from which products hide a few more instructions of the softmax
 
@@ -106,7 +106,7 @@ def row_sums(facts: SpecFacts, arch: Arch, tile: Tile) -> RowSums:
     Rounding the heaviest weights in the sum as in P keeps their rounding error out of O. An lse needs the unrounded weights.
     """
     spec = facts.spec
-    if spec.normalize != "softmax" or spec.lse or spec.dropout is not None:  # which keeps P from the sums
+    if spec.normalize != "softmax" or spec.lse or spec.dropout is not None:  # with dropout, the sums are not those of P
         return "weights"
     columns = spec.head_dim_v % needs.SLAB == 0 and spec.head_dim_v + ONES <= MAX_COLUMNS
     of_q = needs.q_registers(spec) if needs.q_in_registers(facts, tile) else 0

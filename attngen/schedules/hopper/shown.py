@@ -44,7 +44,7 @@ def timeline(plan: Plan, weights: str) -> Timeline:
     lanes: dict[str, tuple[Bar, ...]] = {}
     qk_end, pv_end = [0.0] * TILES, [0.0] * TILES  # when the last consumer is done with a tile
     step = 2.0
-    each = step / (2 * plan.own.consumers)  # of a product: together they keep the tensor cores busy
+    each = step / (2 * plan.own.consumers)  # time of a product: together they keep the tensor cores busy
     for c in range(plan.own.consumers):
         products, between = [], []
         for n in range(TILES + 1):

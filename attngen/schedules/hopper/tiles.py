@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from attngen.plan.tile import Tile
 
-WARPGROUP_ROWS = 64  # of a wgmma
+WARPGROUP_ROWS = 64  # M of a wgmma
 
 
 def tile(consumers: int, block_kv: int, stages: int) -> Tile:
@@ -56,8 +56,8 @@ class TileTiming:
     """
 
     tile: Tile
-    rate: float  # of the steady loop: pairs a time
-    overhead: int  # of a block of rows, as if it visited so many keys more
+    rate: float  # pairs per unit of time, in the steady loop
+    overhead: int  # per block of rows, as if it visited so many keys more
     even_rate: float  # the same where all blocks visit as many keys
     even_overhead: int
     serves: tuple[MaskClass, ...] = MASK_CLASSES  # those for which no other tile was measured to be faster

@@ -25,7 +25,7 @@ from attngen.spec.gradient import gradient_argument
 from attngen.spec.operator import FLOAT_ONE
 
 DELTA_THREADS = 512  # at most; a thread then loads at most eight rows
-WARP_ROWS = 16  # of a warpgroup's 64
+WARP_ROWS = 16  # per warp; a warpgroup has 64
 KERNELS = ("delta", "special_rows", "dk_dv", "add_parts", "dq", "convert_dq")  # all that there may be
 
 
@@ -34,10 +34,10 @@ class RoleMembers:
     """The members of the roles of one kernel, as its template sees them."""
 
     kernel: KernelText
-    arguments: list[tuple[str, str]]  # of the call: lines that declare them, and their values
+    arguments: list[tuple[str, str]]  # arguments of the call: lines that declare them, and their values
     indices: tuple[str, ...]  # where a consumer's pairs are
     visit_heads: bool  # the head of a visited tile is told: pairs need it
-    registers: tuple[int, int]  # of a producer's and of a consumer's thread
+    registers: tuple[int, int]  # per thread of the producer, and of a consumer
     places_held: bool  # a consumer's thread needs the numbers of the keys, or rows, that it holds
 
 
@@ -285,7 +285,7 @@ class HopperBackward(ByTma):
             ConstantLine(
                 "BLOCK_ROWS", "CONSUMERS * WARPGROUP_ROWS", "that a block holds" + (": keys, or rows" if each else "")
             ),
-            # of consumers that share the keys of a block
+            # for consumers that share the keys of a block
             ConstantLine("BLOCK_KEYS", "WARPGROUP_ROWS", "that a block holds: both consumers multiply for them"),
             ConstantLine("KEY_TILES", "BLOCK_KEYS / BLOCK_KV", "of a block of keys"),
             ConstantLine("VALUE_STAGES", own.value_stages, "tiles of values in shared memory"),

@@ -30,7 +30,7 @@ from attngen.spec.gradient import QKV
 from attngen.spec.operator import FLOAT_ONE
 
 Dq = Literal["own kernel", "additions", ""]  # the last: it is not wanted
-Registers = tuple[int, int]  # of a producer's and of a consumer's thread
+Registers = tuple[int, int]  # per thread of the producer, and of a consumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,17 @@ class HopperBackwardPlan:
     consumers: int  # warpgroups that multiply
     split_products: bool  # consumers of the kernel of keys: each its own sum for the same 64 keys, else each its own 64 keys
     value_stages: int  # tiles of values in shared memory, of the kernel of rows; of all other tiles there are `Plan.stages`
-    key_registers: Registers  # of the kernel whose blocks hold keys
+    key_registers: Registers  # in the kernel whose blocks hold keys
     row_registers: Registers
-    row_numbers: int  # of each row, that all its tiles need
-    output_slabs: int  # of a warp's rows of a gradient, on their way to global memory; 0: they go out over an operand
+    row_numbers: int  # numbers per row that all its tiles need
+    output_slabs: int  # slabs of a warp's rows of a gradient, on their way to global memory; 0: they go out over an operand
     keys_in_registers: bool = False  # the keys and values that a block of the kernel of keys holds are operands in registers
     dq_parts: Literal["rows", "columns", ""] = ""  # what a consumer's part of a tile of dQ is; additions only
-    dq_registers: int = 0  # of a thread, for that part
+    dq_registers: int = 0  # per thread, for that part
     dq_columns: int = 0  # sums of a row of dQ
-    dv_steps: int = 4  # of a tile's products for dV, those that are issued before dP is awaited
-    parts: GroupParts | None = None  # of a group of query heads, each with work tiles of its own; None: there are no groups
-    early_additions: int = 0  # of those of a thread for a tile of dQ, those that are issued between the products for dK
+    dv_steps: int = 4  # a tile's products for dV that are issued before dP is awaited
+    parts: GroupParts | None = None  # parts of a group of query heads, each with its own work tiles; None: there are no groups
+    early_additions: int = 0  # additions per thread and tile of dQ that are issued between the products for dK
 
     @property
     def held(self) -> int:
@@ -79,10 +79,10 @@ MOST_SUMS = 96  # registers of its sums up to which a consumer has enough with R
 MOST_OF_BOTH = 128  # registers of dK and dV up to which a consumer has both
 STAGES = (3, 2)  # the first that fits shared memory
 SPLIT_STAGES = 2  # where products are split
-MAX_ADDED_HEAD_DIM = 128  # of either head size, if dQ is added up in global memory: a part of dQ needs registers too
-KEYS_WORTH_ADDING = {1: 128, 2: 300}  # that a row visits on average, by the slabs of a head: additions are then as fast (H200)
-SUM_BYTES_IN_L2 = 16 << 20  # of dQ, in fp32, of the heads whose blocks run side by side
-DS_SLOTS = 2  # of dS where dQ is added up in global memory, as many as stages: that being written, and the one before
+MAX_ADDED_HEAD_DIM = 128  # for each head size, if dQ is added up in global memory: a part of dQ needs registers too
+KEYS_WORTH_ADDING = {1: 128, 2: 300}  # keys per row on average, by the slabs of a head, from which additions are as fast (H200)
+SUM_BYTES_IN_L2 = 16 << 20  # sums of dQ, in fp32, of the heads whose blocks run side by side
+DS_SLOTS = 2  # tiles of dS if dQ is added up in global memory, as many as stages: one being written, and the one before
 WORK_WORDS = 8  # what tells a work tile: the members of Work, one less if there are no groups
 FOUND = 64  # places of tiles that the producer has found
 VISIT_WORDS = 2  # what tells a tile to visit: the tile, and its head

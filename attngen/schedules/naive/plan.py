@@ -20,7 +20,7 @@ class NaivePlan:
     """The choices of this schedule."""
 
     slice: int  # terms of a sum that are summed by themselves
-    threads_d: int  # of a block that computes a row of O, dQ, dK or dV: one for each dimension
+    threads_d: int  # per block that computes a row of O, dQ, dK or dV: one for each dimension
 
 
 def refuse_overrides(facts: SpecFacts) -> None:

@@ -27,7 +27,7 @@ class TiledPlan:
 
     row_threads: int  # a block's threads are a grid of row_threads x column_threads over a tile
     column_threads: int
-    rows: int  # of a tile, or of a result, that a thread computes
+    rows: int  # rows of a tile, or of a result, that a thread computes
     columns: int  # keys of a tile that a thread computes
     slice: int  # terms of each sum that are in shared memory at once
     pad: int  # floats after every ROWS_PER_PAD rows of a transposed tile

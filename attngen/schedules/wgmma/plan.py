@@ -19,7 +19,7 @@ from attngen.spec.attention import S
 from attngen.spec.operator import ZERO
 
 STAGES = 2  # one is multiplied, the other is on its way
-BLOCKS = 2  # of an SM, at head sizes up to 64
+BLOCKS = 2  # per SM, at head sizes up to 64
 
 
 def tile(warpgroups: int, block_kv: int) -> Tile:

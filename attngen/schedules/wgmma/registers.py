@@ -16,8 +16,8 @@ ROWS: dict[str, tuple[Variant, ...]] = {
     "divided": ("divided",),
 }
 KEYS = (16, 32, 48, 64, 80, 96, 128)
-STAGES = 2  # of all its tiles
-FEW_WARPS, WARPS = 4, 12  # of one or two warpgroups, which have all the registers of a thread; of three
+STAGES = 2  # in all its tiles
+FEW_WARPS, WARPS = 4, 12  # for one or two warpgroups, whose threads may have all registers; for three
 FAMILIES = tuple(
     Family("wgmma", kind, "16-bit", WARPGROUP_ROWS, n, STAGES, "shared") for kind in ROWS for n in (FEW_WARPS, WARPS)
 )
