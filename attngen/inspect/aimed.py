@@ -140,8 +140,9 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
         )  # the last row sees the only key of a tile
         yield Aim(Shape(1, 1, 1, BEYOND, BEYOND), spoils="dout")
     if plan.wanted and plan.schedule.is_warp_specialized:
-        yield Aim(Shape(1, 1, 1, 2 * BEYOND, 2 * BEYOND), spoils="rows")
-        yield Aim(Shape(1, 1, 1, max(tile) + 1, max(tile) + 1), spoils="key")
+        yield Aim(Shape(1, 1, 1, 2 * BEYOND, 2 * BEYOND), spoils="row of dO")
+        yield Aim(Shape(1, 1, 1, 2 * BEYOND, 2 * BEYOND), spoils="row of Q")
+        yield Aim(Shape(1, 1, 1, max(tile) + 1, max(tile) + 1), spoils="row of K")
     if plan.bounds.per_tile and not plan.wanted:
         length = (OF_WORD + 1) * keys
         yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(keys, 0))

@@ -920,29 +920,41 @@ def _clears_rows(plan: Plan) -> bool:
     return _persistent(plan) and _masked(plan) and usual and {*QKV} <= {*plan.wanted}
 
 
-SPOILED_ROWS = Circumstance(
-    "spoiled_rows",
-    "a row of dO of NaN, and one of Q, of the first 8 of 16 rows, which do not see all keys of a tile",
+SPOILED_DOUT = Circumstance(
+    "row_of_dout_of_nan",
+    "a row of dO of NaN that sees some keys of a tile and not others",
     _clears_rows,
-    lambda case: case.spoils == "rows" and _has_weights(case) and _spoils_first_rows(case),
-    "these rows see all keys of each tile, or none",
+    lambda case: case.spoils == "row of dO" and _has_weights(case) and _spoils_some_keys(case),
+    "a row sees all keys of each tile, or none",
+    by_values=True,
+)
+SPOILED_QUERY = Circumstance(
+    "row_of_q_of_nan",
+    "a row of Q of NaN, one of the first 8 of 16, that sees some keys of a tile and not others",
+    _clears_rows,
+    lambda case: case.spoils == "row of Q" and _spoils_some_keys(case) and _spoils_a_first_row(case),
+    "a row sees all keys of each tile, or none",
     by_values=True,
 )
 SPOILED_KEY = Circumstance(
-    "spoiled_key",
-    "a key of NaN, in a tile before the last one, which some rows of a block see and others do not",
+    "row_of_k_of_nan",
+    "a key of NaN, in a tile before the last one, that some rows of a block see and others do not",
     _clears_rows,
-    lambda case: case.spoils == "key" and _spoils_inside(case),
-    "all rows of a block see this key, or none does",
+    lambda case: case.spoils == "row of K" and _spoils_inside(case),
+    "all rows of a block see a key, or none does",
     by_values=True,
 )
 
 
-def _spoils_first_rows(case: Case) -> bool:
-    row = spoiled_row(case.sizes["q_len"]) + 1
-    sees = case.allowed(0, 0, slice(row - 1, row + 1))
-    is_nan: Any = np.isnan(case.first_scores[row][sees[1]])
-    return row % 16 < 8 and bool(is_nan.all()) and any(_is_mixed(one, case.tile[1]) for one in sees)
+def _spoils_some_keys(case: Case) -> bool:
+    row = spoiled_row(case.sizes["q_len"])
+    return not case.is_empty and _is_mixed(case.allowed(0, 0, slice(row, row + 1))[0], case.tile[1])
+
+
+def _spoils_a_first_row(case: Case) -> bool:
+    """Whether the row in the middle is one of the first 8 of 16, and has no score that is not NaN."""
+    row = spoiled_row(case.sizes["q_len"])
+    return row % 16 < 8 and bool(np.isnan(case.first_scores[row][case.allowed(0, 0, slice(row, row + 1))[0]]).all())
 
 
 def _spoils_inside(case: Case) -> bool:
@@ -983,7 +995,7 @@ TABLE: tuple[Circumstance, ...] = (
     *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *CLASSIFIED, *OWN, *LAYOUTS),
     *(RISES, OVERFLOWS, HUGE, HUGE_BELOW, STAYS_HUGE, LOW, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, EQUAL, *JOINED),
     *SPOILED_SINKS,
-    *(ONE_ELEMENT, LOW_ENDS, LOW_UNFILLED, INFINITE_DOUT, SPOILED_ROWS, SPOILED_KEY),
+    *(ONE_ELEMENT, LOW_ENDS, LOW_UNFILLED, INFINITE_DOUT, SPOILED_DOUT, SPOILED_QUERY, SPOILED_KEY),
 )
 BY_NAME: Mapping[str, Circumstance] = {one.name: one for one in TABLE}
 

@@ -24,13 +24,16 @@ from attngen.spec.dtypes import round_to_storage
 
 REMEMBERED = 64  # problems
 FEW_DRAWS = 1  # of errors: a result within their bounds needs no others
-Spoils = Literal["", "dout", "rows", "key"]
+Spoils = Literal["", "dout", "row of dO", "row of Q", "row of K"]
 LAYOUTS: dict[Layout, str] = {
     "rows": "rows that are not aligned", "base": "an address that is not aligned", "columns": "columns that are not neighbours"
 }  # fmt: skip
 SPOILED: dict[Spoils, str] = {
-    "dout": "NaN in a row of dO", "rows": "NaN in a row of Q and in one of dO", "key": "NaN in a row of K"
-}  # fmt: skip
+    "dout": "NaN in a row of dO",
+    "row of dO": "a row of dO of NaN",
+    "row of Q": "a row of Q of NaN",
+    "row of K": "a row of K of NaN",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,7 @@ class Trial:
     """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If
     `multiprocessors` is not 0, the emulated device has as many: persistent blocks, and blocks over which keys are split. With
     `sections`, few heads are numbered together (`attngen.plan.heads_in_l2`). `laid_out` is an array by its name, and its layout
-    (`stored.with_layout`). If it `spoils` "dout", the row in the middle of dO has NaN; "rows": all of that row is NaN, and all
-    of the next row of Q; "key": all of the row in the middle of K.
+    (`stored.with_layout`). If it `spoils` something, that is the row in the middle, which is NaN; "dout": its ends in dO alone.
 
     With `lengths`, in packed, padded and paged storage, sequences have so many rows and keys; the shape has the longest. Pages
     have `page_size` rows, if it is not 0. With `wrong_lengths`, some numbers are outside of the tensors
@@ -182,7 +184,7 @@ class Known:
     @property
     def loss(self) -> Loss:
         loss = sample_loss(self.spec, self.sample, self.trial.seed)
-        if self.trial.spoils not in ("dout", "rows"):
+        if self.trial.spoils not in ("dout", "row of dO"):
             return loss
         place: Array = np.zeros(loss.dout.shape, bool)
         place[:, :, spoiled_row(place.shape[2]), [0, -1] if self.trial.spoils == "dout" else slice(None)] = True
@@ -210,18 +212,18 @@ class Known:
 
 
 def spoiled_row(length: int) -> int:
-    """The row of dO or of K that has NaN in a problem that spoils it."""
+    """The row of Q, K or dO that has NaN in a problem that spoils it."""
     return length // 2
 
 
 def _spoiled(sample: Sample, spoils: Spoils, spec: AttentionSpec) -> Sample:
     """`sample` with NaN in Q or K."""
-    name = {"rows": "q", "key": "k"}.get(spoils)
+    name = {"row of Q": "q", "row of K": "k"}.get(spoils)
     if name is None:
         return sample
     array: Array = getattr(sample, name)
     place: Array = np.zeros(array.shape[:3], bool)
-    place[:, :, spoiled_row(array.shape[2]) + (name == "q")] = True
+    place[:, :, spoiled_row(array.shape[2])] = True
     return replace(sample, **{name: _with_nan(array, place, spec)})
 
 
