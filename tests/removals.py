@@ -233,11 +233,17 @@ class Emitted:
                 strings = (t.text[1:-1] for t in self.tokens[opened : self.closing[opened]] if t.text[0] == '"')
                 yield " ".join(strings)
 
+    @cached_property
+    def namespaces(self) -> list[tuple[str, int, int]]:
+        """The named namespaces: name, and the tokens of the body."""
+        names = (i for i in range(1, len(self.tokens)) if self.is_(i - 1, "namespace") and self.is_(i + 1, "{"))
+        return [(self.tokens[i].text, i + 1, self.closing[i + 1]) for i in names]
+
     def functions_of(self, removal: Removal) -> list[str]:
-        """The functions around a removal, the innermost first."""
+        """The functions around a removal, the innermost first, and the namespace around these."""
         around = [
             (last - first, name)
-            for name, first, last in self.bodies
+            for name, first, last in (*self.bodies, *self.namespaces)
             if self.tokens[first].start < removal.start < self.tokens[last].start
         ]
         return [name for _, name in sorted(around)]

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from attngen.inspect.block_work import visits_keys, visits_rows
+from attngen.inspect.block_work import held_by, visits_keys, visits_rows
 from attngen.inspect.circumstances import OF_WORD, classifies_together, fills_of, has_sequences, is_broadcast, reads_ranges
-from attngen.inspect.known import LAYOUTS
+from attngen.inspect.known import LAYOUTS, Spoils
 from attngen.plan import Plan
 from attngen.plan.split_keys import PackedTiles
 from attngen.reference.problems import Shape, captured_sinks
 from attngen.reference.stored import Layout
+from attngen.schedules.hopper_backward.plan import FOUND
 from attngen.spec.attention import AttentionSpec
 
 SPLITS = 4  # of a row's keys
@@ -32,7 +33,7 @@ class Aim:
     steep: bool = False
     sections: bool = False
     laid_out: tuple[str, Layout] | None = None
-    spoils_dout: bool = False
+    spoils: Spoils = ""
     blocks: tuple[int, int] | None = None  # of `Draw`
     broadcast: bool = False
     spoils_sinks: bool = False
@@ -54,8 +55,9 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
     yield from _sequences(spec, plan, tile)
     yield from _own(spec, plan, tile)
     if plan.heads_in_l2 is not None:
-        for kv_len in (FEW, tile[0] + 1):  # no fewer keys than rows, if a mask looks up rows among keys
-            yield Aim(Shape(2, 4, 2, tile[0] + 1, kv_len), varied=False, sections=True)
+        several, heads = held_by(plan)[0] + 1, (2, 4, 2) if not plan.wanted else (3, 1, 1)  # groups are in other problems
+        for kv_len in (FEW, several):  # no fewer keys than rows, if a mask looks up rows among keys
+            yield Aim(Shape(*heads, several, kv_len), varied=False, sections=True)
     if plan.schedule.is_tiled and not plan.schedule.on_tensor_cores:
         for layout, name in product(LAYOUTS, ("q", "k", "v", *(("dout",) if plan.wanted else ()))):
             yield Aim(Shape(1, 1, 1, FEW, FEW), varied=False, laid_out=(name, layout))
@@ -93,10 +95,9 @@ def _lengths(plan: Plan, tile: tuple[int, int]) -> Iterator[tuple[int, int]]:
 
 def _of_groups(plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
     """Keys that several query heads share: a block of keys visits the tiles of rows of each."""
-    rows, keys = tile
     if visits_rows(plan):
-        held = plan.own.held_keys if plan.schedule.is_warp_specialized else keys
-        yield Aim(Shape(1, 2, 1, max(rows, held) + 1, held + 1))
+        _, held = held_by(plan)
+        yield Aim(Shape(1, 2, 1, max(tile[0], held) + 1, held + 1))
 
 
 def _several_batches(plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
@@ -138,7 +139,11 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
         yield Aim(
             Shape(1, 1, 1, max(tile) + 1, max(tile) + 1), varied=False, steep=True
         )  # the last row sees the only key of a tile
-        yield Aim(Shape(1, 1, 1, BEYOND, BEYOND), spoils_dout=True)
+        yield Aim(Shape(1, 1, 1, BEYOND, BEYOND), spoils="dout")
+    if plan.wanted and plan.schedule.is_warp_specialized:
+        yield Aim(Shape(1, 1, 1, 2 * BEYOND, 2 * BEYOND), spoils="row of dO")
+        yield Aim(Shape(1, 1, 1, 2 * BEYOND, 2 * BEYOND), spoils="row of Q")
+        yield Aim(Shape(1, 1, 1, max(tile) + 1, max(tile) + 1), spoils="row of K")
     if plan.bounds.per_tile and not plan.wanted:
         length = (OF_WORD + 1) * keys
         yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(keys, 0))
@@ -159,6 +164,16 @@ def _split(spec: AttentionSpec, plan: Plan, aim: Aim) -> Aim:
     return replace(aim, multiprocessors=SPLITS * PackedTiles(plan.own.splits.rows)(aim.shape.sizes(spec)))
 
 
+def _many_tiles(plan: Plan) -> Iterator[Aim]:
+    """More tiles of a block than its producer keeps in a list."""
+    many_rows, many_keys = (FOUND * n + 1 for n in (plan.block_q, plan.block_kv))
+    if visits_rows(plan):
+        yield Aim(Shape(1, 1, 1, many_rows, FEW), varied=False)
+    if visits_keys(plan):
+        yield Aim(Shape(1, 1, 1, FEW, many_keys), varied=False)
+    yield Aim(Shape(1, 1, 1, many_rows, many_keys), varied=False)
+
+
 def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
     """What a schedule of persistent blocks, or one that splits keys, may meet."""
     rows, keys = tile
@@ -176,6 +191,9 @@ def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim
         for processors in (8, 1):
             for q_len, kv_len in ((FEW, FEW), (rows + 1, 2 * keys + 1), (3 * rows + 1, keys), (3 * rows + 1, 3 * keys + 1)):
                 yield Aim(Shape(1, 1, 1, q_len, kv_len), processors)
+        if plan.wanted:
+            yield Aim(Shape(1, 1, 1, rows + 1, 2 * held_by(plan)[1] + 1), 1)
+            yield from _many_tiles(plan)
     if plan.wanted and getattr(plan.own, "parts", None) is not None:
         for processors in (1, 2 * GROUP):
             yield Aim(Shape(1, GROUP, 1, rows + 1, FEW), processors, varied=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attngen.inspect.known import Spoils
 from attngen.inspect.launch_work import OF_KEYS
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles
@@ -21,7 +22,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 
 Array = np.ndarray[Any, Any]
-MOST_TILES = 4096  # at most so many are classified one by one
+MOST_TILES = 8192  # at most so many are classified one by one
 MOST_PAIRS = 2**18  # at most so many have their score computed and their mask evaluated
 MOST_HEADS = 4  # up to so many, tiles of all are classified; with more, those of the first and the last
 MULTIPROCESSORS = 2  # on the emulated device, if a problem states no number
@@ -72,7 +73,7 @@ class Case:
     multiprocessors: int = 0  # on the emulated device, if not the usual ones
     sections: bool = False  # few heads are numbered together
     laid_out: tuple[str, Layout] | None = None  # the array in another layout
-    spoils_dout: bool = False  # a row of dO is not finite
+    spoils: Spoils = ""  # rows that have NaN
     lengths: tuple[tuple[int, int], ...] = ()  # rows and keys of sequences, if they differ
     page_size: int = PAGE_SIZE
     wrong_lengths: bool = False  # some are outside of the tensors
@@ -130,7 +131,7 @@ class Case:
 
     def _blocks_of_rows(self) -> Iterator[Block]:
         plan = self.plan
-        held = plan.own.held if plan.wanted and plan.schedule.is_warp_specialized else plan.block_q
+        held, _ = held_by(plan)
         rows = plan.consumer_rows or held
         for b, h in self.heads:
             kinds = self._classified(plan.bounds, (rows, plan.block_kv), b, h)
@@ -163,7 +164,7 @@ class Case:
         if self.is_empty or self.is_large or not visits_rows(plan):
             return ()
         assert plan.row_bounds is not None
-        held = plan.own.held_keys if plan.schedule.is_warp_specialized else plan.block_kv
+        _, held = held_by(plan)
         found = []
         for b, first_head in dict.fromkeys((b, h // group * group) for b, h in self.heads):
             heads = [self._classified(plan.row_bounds, (plan.block_q, held), b, first_head + g) for g in range(group)]
@@ -173,7 +174,7 @@ class Case:
     @property
     def works(self) -> int:
         """The work tiles of the kernel of a persistent schedule that has the fewest; of others, the rows of all heads."""
-        if not self.plan.schedule.is_warp_specialized or (not self.sizes["kv_len"] and self.plan.wanted):
+        if not self.plan.schedule.is_warp_specialized or not (self.sizes["kv_len"] or visits_keys(self.plan)):
             return self.sizes["batch"] * self.sizes["q_heads"] * self.sizes["q_len"]
         heads, kv_heads = (self.sizes["batch"] * self.sizes[name] for name in ("q_heads", "kv_heads"))
         own, q_len, kv_len = self.plan.own, self.sizes["q_len"], self.sizes["kv_len"]
@@ -251,6 +252,13 @@ class Case:
         """The largest of each row's numbers in each tile of keys, [tiles, rows], of [rows, keys]."""
         starts = range(0, numbers.shape[1], self.tile[1])
         return np.array([numbers[:, i : i + self.tile[1]].max(1, initial=least) for i in starts])
+
+
+def held_by(plan: Plan) -> tuple[int, int]:
+    """The rows of a block that visits tiles of keys, and the keys of one that visits tiles of rows."""
+    if plan.wanted and plan.schedule.is_warp_specialized:
+        return plan.own.held, plan.own.held_keys
+    return plan.block_q, plan.block_kv
 
 
 def visits_keys(plan: Plan) -> bool:

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attngen.inspect.block_work import Block, Case, visits_keys, visits_rows
+from attngen.inspect.block_work import Block, Case, held_by, visits_keys, visits_rows
 from attngen.inspect.known import LAYOUTS as LAYOUT_WORDS
+from attngen.inspect.known import spoiled_row
 from attngen.plan import Plan
 from attngen.plan.axes import KEYS
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL
@@ -20,6 +21,8 @@ from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.alternatives import Alternative
 from attngen.reference.problems import Scores as FarApart
 from attngen.reference.problems import broadcast_dims, captured_sinks
+from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
+from attngen.schedules.hopper_backward.plan import FOUND
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
@@ -77,7 +80,7 @@ def _persistent(plan: Plan) -> bool:
 
 def _is_queued(plan: Plan) -> bool:
     """Whether blocks take rows from a queue, which are work also without keys."""
-    return _persistent(plan) and not plan.wanted
+    return _persistent(plan) and visits_keys(plan)
 
 
 def _decode(plan: Plan) -> bool:
@@ -534,14 +537,38 @@ OWN = (
         by_values=True,
     ),
     Circumstance(
+        "empty_work_tiles",
+        "a block with two work tiles without tiles, one after another, and others that have some",
+        lambda plan: _persistent(plan) and _masked(plan),
+        lambda case: (
+            case.processors == 1
+            and any(
+                any(b.visited for b in of) and any(not a.visited and not b.visited for a, b in pairwise(of))
+                for of in (case.row_blocks, case.key_blocks)
+            )
+        ),
+        "no two work tiles side by side are without tiles",
+        by_values=True,
+    ),
+    *(
+        Circumstance(
+            f"many_tiles_of_{tiles}",
+            f"a block of {held} that visits more than {FOUND} tiles of {tiles}: they do not fit the list of its producer",
+            lambda plan, visits=visits: _persistent(plan) and bool(plan.wanted) and visits(plan),  # type: ignore[misc]
+            lambda case, held=held: any(  # type: ignore[misc]
+                len(of.visited) > FOUND for of in (case.row_blocks if held == "rows" else case.key_blocks)
+            ),
+            f"a block of {held} visits too few tiles",
+            by_values=True,
+        )
+        for held, tiles, visits in (("rows", "keys", visits_keys), ("keys", "rows", visits_rows))
+    ),
+    Circumstance(
         "sections",
         "several sections of heads that are numbered together, the last one with fewer heads",
         lambda plan: plan.heads_in_l2 is not None,
         lambda case: (
-            case.sections
-            and not case.is_empty
-            and case.sizes["kv_heads"] * case.sizes["batch"] > 2
-            and case.sizes["q_len"] > case.tile[0]
+            case.sections and not case.is_empty and case.sizes["kv_heads"] * case.sizes["batch"] > 2 and _has_blocks(case)
         ),
     ),
     Circumstance("one_split", "keys that one block reads", _decode, lambda case: not case.is_empty and case.splits == 1),
@@ -587,6 +614,12 @@ LAYOUTS = tuple(
     for layout, words in LAYOUT_WORDS.items()
     for name in (*ARRAYS, *GRADIENTS)
 )
+
+
+def _has_blocks(case: Case) -> bool:
+    """Whether a head has several blocks of rows; of keys, if no block is of rows."""
+    rows, keys = held_by(case.plan)
+    return case.sizes["q_len"] > rows if visits_keys(case.plan) else case.sizes["kv_len"] > keys
 
 
 def _has_idle(tiles: Any) -> bool:
@@ -700,6 +733,10 @@ def _joins_nothing(case: Case) -> bool:
     return of_sequences or not all(case.allowed(*head).any(1).all() for head in case.heads)
 
 
+def _saves_large_lse(plan: Plan) -> bool:
+    return "lse_rest" in plan.saved
+
+
 RISES = Circumstance(
     "rising_maximum",
     "a row whose maximum rises so far after its first tile that its sums are rescaled",
@@ -724,6 +761,14 @@ HUGE = Circumstance(
         and bool((case.row_maxima < OVERFLOW).any())
         and _fills_a_tile(case)
     ),
+    scores="huge",
+)
+HUGE_BELOW = Circumstance(
+    "huge_scores_below",
+    "64 rows that see all keys of a tile, of which a row has a score that exceeds 2^27, and none of the first 32 has",
+    lambda plan: _persistent(plan) and _saves_large_lse(plan),
+    lambda case: not case.is_empty and _is_huge_below(case),
+    "no tile is full",
     scores="huge",
 )
 STAYS_HUGE = Circumstance(
@@ -757,7 +802,7 @@ LOW = Circumstance(
 EQUAL = Circumstance(
     "equal_maxima",
     "a row whose largest scores are equal, and so large that fp32 cannot hold the logarithm of their number beside them",
-    lambda plan: "lse_rest" in plan.saved,
+    _saves_large_lse,
     lambda case: not case.is_empty and _has_equal_maxima(case),
     scores="equal",
 )
@@ -799,6 +844,16 @@ def _is_mixed_in_pairs(case: Case) -> bool:
     whole = len(case.row_maxima) // 16 * 16
     first, second = np.moveaxis(case.row_maxima[:whole].reshape(-1, 2, 8), 1, 0)
     return bool(((first < 0) & (second > 0)).any() and ((first > 0) & (second < 0)).any())
+
+
+def _is_huge_below(case: Case) -> bool:
+    is_huge = case.row_maxima > MUCH
+    sees_all = case.of_tiles(case.allowed(0, 0, slice(0, len(is_huge))).astype(np.float32) * -1, -1.0)
+    starts = range(0, len(is_huge) - 63, 64)
+    return any(
+        not is_huge[i : i + 32].any() and is_huge[i + 32 : i + 64].any() and bool((sees_all[:, i : i + 64] == -1).all(1).any())
+        for i in starts
+    )
 
 
 def _has_low_ends(case: Case) -> bool:
@@ -846,7 +901,7 @@ INFINITE_DOUT = Circumstance(
     "infinite_dout",
     "a row of dO that is not finite, with more than 8 keys, all of whose weights are not 0, and rows after it",
     _reads_around_infinities,
-    lambda case: case.spoils_dout and _has_weights(case),
+    lambda case: case.spoils == "dout" and _has_weights(case),
     by_values=True,
 )
 
@@ -863,6 +918,58 @@ def _has_weights(case: Case) -> bool:
         and len(finite) == int(case.allowed(0, 0)[middle].sum())
         and float(finite.max() - finite.min()) < MOST_APART
     )
+
+
+def _clears_rows(plan: Plan) -> bool:
+    """Whether kernels keep rows and keys that are not finite from the products of tiles, where the mask excludes pairs."""
+    spec = plan.facts.spec
+    usual = spec.normalize in ("softmax", "sigmoid") and spec.dropout is None
+    return _persistent(plan) and _masked(plan) and usual and {*QKV} <= {*plan.wanted}
+
+
+SPOILED_DOUT = Circumstance(
+    "row_of_dout_of_nan",
+    "a row of dO of NaN that sees some keys of a tile and not others",
+    _clears_rows,
+    lambda case: case.spoils == "row of dO" and _has_weights(case) and _spoils_some_keys(case),
+    "a row sees all keys of each tile, or none",
+    by_values=True,
+)
+SPOILED_QUERY = Circumstance(
+    "row_of_q_of_nan",
+    "a row of Q of NaN, one of the first 8 of 16, that sees some keys of a tile and not others",
+    _clears_rows,
+    lambda case: case.spoils == "row of Q" and _spoils_some_keys(case) and _spoils_a_first_row(case),
+    "a row sees all keys of each tile, or none",
+    by_values=True,
+)
+SPOILED_KEY = Circumstance(
+    "row_of_k_of_nan",
+    "a key of NaN, in a tile before the last one, that some rows of a block see and others do not",
+    _clears_rows,
+    lambda case: case.spoils == "row of K" and _spoils_inside(case),
+    "all rows of a block see a key, or none does",
+    by_values=True,
+)
+
+
+def _spoils_some_keys(case: Case) -> bool:
+    row = spoiled_row(case.sizes["q_len"])
+    return not case.is_empty and _is_mixed(case.allowed(0, 0, slice(row, row + 1))[0], case.tile[1])
+
+
+def _spoils_a_first_row(case: Case) -> bool:
+    """Whether the row in the middle is one of the first 8 of 16, and has no score that is not NaN."""
+    row = spoiled_row(case.sizes["q_len"])
+    return row % 16 < 8 and bool(np.isnan(case.first_scores[row][case.allowed(0, 0, slice(row, row + 1))[0]]).all())
+
+
+def _spoils_inside(case: Case) -> bool:
+    if case.is_empty:
+        return False
+    key = spoiled_row(case.sizes["kv_len"])
+    is_before = key // case.tile[1] < (case.sizes["kv_len"] - 1) // case.tile[1]
+    return is_before and _is_mixed(case.allowed(0, 0)[:, key], WARPGROUP_ROWS)
 
 
 JOINED = (
@@ -893,9 +1000,9 @@ JOINED = (
 TABLE: tuple[Circumstance, ...] = (
     *(*SIZES, *SEQUENCES, *ROWS_AND_KEYS, *CLASSES.values()),
     *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *CLASSIFIED, *OWN, *LAYOUTS),
-    *(RISES, OVERFLOWS, HUGE, STAYS_HUGE, LOW, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, EQUAL, *JOINED),
+    *(RISES, OVERFLOWS, HUGE, HUGE_BELOW, STAYS_HUGE, LOW, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, EQUAL, *JOINED),
     *SPOILED_SINKS,
-    *(ONE_ELEMENT, LOW_ENDS, LOW_UNFILLED, INFINITE_DOUT),
+    *(ONE_ELEMENT, LOW_ENDS, LOW_UNFILLED, INFINITE_DOUT, SPOILED_DOUT, SPOILED_QUERY, SPOILED_KEY),
 )
 BY_NAME: Mapping[str, Circumstance] = {one.name: one for one in TABLE}
 

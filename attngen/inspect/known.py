@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,16 @@ from attngen.spec.dtypes import round_to_storage
 
 REMEMBERED = 64  # problems
 FEW_DRAWS = 1  # of errors: a result within their bounds needs no others
+Spoils = Literal["", "dout", "row of dO", "row of Q", "row of K"]
 LAYOUTS: dict[Layout, str] = {
     "rows": "rows that are not aligned", "base": "an address that is not aligned", "columns": "columns that are not neighbours"
 }  # fmt: skip
+SPOILED: dict[Spoils, str] = {
+    "dout": "NaN in a row of dO",
+    "row of dO": "a row of dO of NaN",
+    "row of Q": "a row of Q of NaN",
+    "row of K": "a row of K of NaN",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class Setting(NamedTuple):
     multiprocessors: int = 0
     sections: bool = False
     laid_out: tuple[str, Layout] | None = None
-    spoils_dout: bool = False
+    spoils: Spoils = ""
     lengths: tuple[tuple[int, int], ...] = ()
     page_size: int = PAGE_SIZE
     wrong_lengths: bool = False
@@ -60,7 +67,7 @@ class Trial:
     """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If
     `multiprocessors` is not 0, the emulated device has as many: persistent blocks, and blocks over which keys are split. With
     `sections`, few heads are numbered together (`attngen.plan.heads_in_l2`). `laid_out` is an array by its name, and its layout
-    (`stored.with_layout`). If it `spoils_dout`, a row of dO has NaN.
+    (`stored.with_layout`). If it `spoils` something, that is the row in the middle, which is NaN; "dout": its ends in dO alone.
 
     With `lengths`, in packed, padded and paged storage, sequences have so many rows and keys; the shape has the longest. Pages
     have `page_size` rows, if it is not 0. With `wrong_lengths`, some numbers are outside of the tensors
@@ -74,7 +81,7 @@ class Trial:
     multiprocessors: int = field(default=0, compare=False)
     sections: bool = field(default=False, compare=False)
     laid_out: tuple[str, Layout] | None = field(default=None, compare=False)
-    spoils_dout: bool = False
+    spoils: Spoils = ""
     lengths: tuple[tuple[int, int], ...] = ()
     page_size: int = field(default=0, compare=False)
     wrong_lengths: bool = field(default=False, compare=False)
@@ -86,7 +93,7 @@ class Trial:
             self.multiprocessors,
             self.sections,
             self.laid_out,
-            self.spoils_dout,
+            self.spoils,
             self.lengths,
             self.page_size or PAGE_SIZE,
             self.wrong_lengths,
@@ -105,7 +112,7 @@ class Trial:
         parts += ["strides of its own for each array"] if self.apart else []
         parts += [f"{LAYOUTS[self.laid_out[1]]} of {self.laid_out[0]}"] if self.laid_out else []
         parts += ["few heads numbered together"] if self.sections else []
-        parts += ["NaN in a row of dO"] if self.spoils_dout else []
+        parts += [SPOILED[self.spoils]] if self.spoils else []
         parts += ["sequences of " + ", ".join(f"{rows} x {keys}" for rows, keys in self.lengths)] if self.lengths else []
         parts += [f"pages of {counted(self.page_size, 'row')}"] if self.page_size else []
         parts += ["lengths outside of the tensors"] if self.wrong_lengths else []
@@ -118,7 +125,7 @@ class Known:
     """One problem, and what is computed of it when it is needed."""
 
     def __init__(self, spec: AttentionSpec, trial: Trial, values: Sample | None = None) -> None:
-        self.spec, self.trial, self.sample = spec, trial, values or trial.problem(spec)
+        self.spec, self.trial, self.sample = spec, trial, _spoiled(values or trial.problem(spec), trial.spoils, spec)
         self._gradients: dict[tuple[Any, ...], GradientTruth] = {}
 
     @cached_property
@@ -177,10 +184,10 @@ class Known:
     @property
     def loss(self) -> Loss:
         loss = sample_loss(self.spec, self.sample, self.trial.seed)
-        if not self.trial.spoils_dout:
+        if self.trial.spoils not in ("dout", "row of dO"):
             return loss
         place: Array = np.zeros(loss.dout.shape, bool)
-        place[:, :, place.shape[2] // 2, [0, -1]] = True  # of the row of INFINITE_DOUT
+        place[:, :, spoiled_row(place.shape[2]), [0, -1] if self.trial.spoils == "dout" else slice(None)] = True
         return replace(loss, dout=_with_nan(loss.dout, place, self.spec))
 
     def gradients(self, plan: Plan) -> GradientTruth:
@@ -202,6 +209,22 @@ class Known:
         """Computes what the results of `plan` are first compared with."""
         for known in self.of_lengths.values() or (self,):
             _ = known.least_gradients(plan) if plan.wanted else known.least_truth
+
+
+def spoiled_row(length: int) -> int:
+    """The row of Q, K or dO that has NaN in a problem that spoils it."""
+    return length // 2
+
+
+def _spoiled(sample: Sample, spoils: Spoils, spec: AttentionSpec) -> Sample:
+    """`sample` with NaN in Q or K."""
+    name = {"row of Q": "q", "row of K": "k"}.get(spoils)
+    if name is None:
+        return sample
+    array: Array = getattr(sample, name)
+    place: Array = np.zeros(array.shape[:3], bool)
+    place[:, :, spoiled_row(array.shape[2])] = True
+    return replace(sample, **{name: _with_nan(array, place, spec)})
 
 
 def _with_nan(array: Array, hidden: Array, spec: AttentionSpec) -> Array:

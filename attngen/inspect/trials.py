@@ -253,7 +253,7 @@ class _Search:
             multiprocessors=aim.multiprocessors,
             sections=sections,
             laid_out=aim.laid_out,
-            spoils_dout=aim.spoils_dout,
+            spoils=aim.spoils,
             lengths=aim.lengths,
             page_size=aim.page_size,
             wrong_lengths=aim.wrong_lengths,

@@ -119,6 +119,8 @@ class _Gradients:
             return np.broadcast_to(np.asarray(evaluate(expr, names, *rest)), dot.shape).astype(q.dtype)
 
         found = weight_rows(problem, b, h, rows)
+        if found.allowed is not None:  # a softmax of scores with NaN has NaN at all pairs
+            found = replace(found, weights=np.where(found.allowed, found.weights, 0).astype(q.dtype))
         if self.saved is not None and self.saved.lse is not None and found.lse is not None:
             change = np.exp(np.where(np.isfinite(found.lse), found.lse - self.saved.lse[b, h, rows], 0.0))
             found = replace(found, weights=(found.weights * change[:, None]).astype(q.dtype))

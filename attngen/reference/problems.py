@@ -59,12 +59,13 @@ class Draw:
     "largest" they begin with the number of keys. Booleans over keys are true for `tile` (rows, keys) and false for the keys
     after it, so that tiles of every class occur; if it `hides_rows`, they are false for a tile's rows after the first ones,
     and for each third row. `scores` other than random ones are exact, and far from each other: "huge" ones of every second
-    row are of the order of 2^28 or more, "negative" and "positive" ones are all so, and of "mixed" ones those of a row, each
-    second eight rows; the largest of a row may then be anywhere. "falling" and "rising" ones are negative, and fall or rise
-    from key to key. "equal" ones are those of three neighbouring keys, of the order of 2^22. With `blocks`, integers along a
-    sequence are the numbers of blocks of so many elements, the first one of so many fewer; they fall if the length is negative.
-    If they are `broadcast`, captured tensors have one element along batch and heads. With `spoils_sinks`, the first of the
-    sinks that a tensor has is NaN if there are keys, and the second -inf.
+    row, but of rows 64 to 95 of each 256, are of the order of 2^28 or more, "negative" and "positive" ones are all so, and
+    of "mixed" ones those of a row, each second eight rows; the largest of a row may then be anywhere. "falling" and
+    "rising" ones are negative, and fall or rise from key to key. "equal" ones are those of three neighbouring keys, of the
+    order of 2^22. With `blocks`, integers along a sequence are the numbers of blocks of so many elements, the first one of
+    so many fewer; they fall if the length is negative. If they are `broadcast`, captured tensors have one element along
+    batch and heads. With `spoils_sinks`, the first of the sinks that a tensor has is NaN if there are keys, and the second
+    -inf.
     """
 
     magnitude: float = 1.0
@@ -95,7 +96,7 @@ def _far_apart(spec: AttentionSpec, scores: Scores, q_shape: tuple[int, ...], k_
     k[..., columns] = 5.0 + order.get(scores, (100 + 37 * (keys + columns)) % 251)
     if scores == "huge":
         k *= HUGE_KEY
-        q[..., columns] = np.where(rows % 2 == 0, HUGE, SMALL)[:, None]
+        q[..., columns] = np.where((rows % 2 == 0) & (rows % 256 // 32 != 2), HUGE, SMALL)[:, None]
     elif scores == "equal":
         q[..., columns] = LEVEL
     else:

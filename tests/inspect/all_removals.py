@@ -129,11 +129,9 @@ class Harness:
         one, problem = self.trials[trial], self.known(trial).poisoned
         arrays = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
         others = [
-            (field.name, getattr(one, field.name))
-            for field in fields(one)
-            if field.name not in ("shape", "draw", "spoils_dout")
+            (field.name, getattr(one, field.name)) for field in fields(one) if field.name not in ("shape", "draw", "spoils")
         ]
-        arrays |= {"dout": self.known(trial).loss.dout} if one.spoils_dout else {}
+        arrays |= {"dout": self.known(trial).loss.dout} if one.spoils else {}
         return digest(repr(others), *(f"{name}{array.shape}{array.tobytes()!r}" for name, array in arrays.items()))
 
     def known(self, trial: int) -> Known:

@@ -18,8 +18,8 @@ _CONSTANT = re.compile(r"constexpr int (\w+) = ([^;]+);")
 @dataclass(frozen=True, slots=True)
 class WithoutEffect:
     """`what`: statements and how they are changed, as `Removal.describe` says it. If the file has the statement elsewhere too:
-    `line` is a part of its line, `within` how the name of a function around it ends, `behind` a part of the three lines before.
-    `proof`: a condition of the file's constants, as text of Python, or "file:" and a text that the file contains."""
+    `line` is a part of its line, `within` how the name of a function or namespace around it ends, `behind` a part of the three
+    lines before. `proof`: a condition of the file's constants, as text of Python, or "file:" and a text that it contains."""
 
     files: Sequence[str]
     what: Sequence[str]
@@ -703,6 +703,226 @@ OF_DOCUMENTS_BACKWARD = (
     ),
 )
 
+# --- the backward for Hopper
+HOPPER_BACKWARD = ("gpt2_hopper_backward.cu",)
+NOT_STORED = "rows past the last one: in the tiles of rows the mask leaves them out, and their dQ is not stored"
+NO_FINITE_SCORE = (
+    "lse is -inf only if there are no keys, and then no tile is visited; or if all scores of a row are -inf, as Q or each of "
+    "its keys has an infinity, and then gradients may be NaN"
+)
+MANY_KEYS = (
+    "only if a block visits more than {tiles} tiles of keys, which a causal mask has beyond {rows} rows and keys: a check says "
+    "that it has no such problem, which would take too long. In the kernel of keys, whose lines are the same, it is noticed"
+)
+OF_HOPPER_BACKWARD = (
+    # --- delta
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("min(column, HEAD_DIM_V - 8): the first operand", "column < HEAD_DIM_V: always true"),
+        "the lanes of a row have no columns beside those of O",
+        proof="8 * ROW_LANES == HEAD_DIM_V",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("exists: always true",),
+        f"delta is that of the last row for {NOT_STORED}",
+        line="lane_reduce<ROW_LANES>(exists",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("exists: always true",),
+        f"if the last row has NaN or infinity, the same is said of {NOT_STORED}",
+        line="bool special = exists",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("exists: always true",),
+        f"lse is that of the last row for {NOT_STORED}",
+        line="bool has_keys = exists",
+    ),
+    WithoutEffect(HOPPER_BACKWARD, ("row_lse[r] != -INF: always true",), NO_FINITE_SCORE),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("has_keys: always true",),
+        f"{NO_FINITE_SCORE}. Others without keys are {NOT_STORED}",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("row_lse[r] == -INF: always true",),
+        "Q of each row is looked at: where it is not finite, no score is, so that lse is not either",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("fabsf(row_lse[r]) * LOG2_E > LARGE: always true",),
+        f"lse is subtracted from the scores of each row, as from large ones, and each tile counts as partial: {ALL_PARTIAL}",
+    ),
+    # --- what both kernels share
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("lane == 0: always true",),
+        "the other lanes have no copies to wait for",
+        line="tma_store_wait",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("threadIdx.x % 32 == 0: always true",),
+        "the other lanes have no copies to wait for",
+        line="tma_store_wait",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("i + 4 < COLUMNS / 2: always true", "both: always true", "i + 4 < HEAD_DIM / 2: always true"),
+        "the columns are a multiple of 16",
+        proof="HEAD_DIM % 16 == HEAD_DIM_V % 16 == 0",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("count < 2: always true",),
+        "if two tiles wait, no more are looked at: heads are left as before, and the next work tile is not taken",
+        line="const bool looks",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("take_registers<232>();: left out",),
+        "the compiler gives consumers as many registers as they have: they spill",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("is_partial(visit, consumer): always true", "large: always true"),
+        ALL_PARTIAL,
+    ),
+    # --- the kernel of keys
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("kv_lo < kv_len: always true",),
+        "a consumer that has no keys: the other one visits the same tiles of rows without it, and its sums are not stored",
+        within="of_keys",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("min(kv_lo + BLOCK_KV, kv_len): the first operand", "min(kv_lo + BLOCK_KV, kv_len): the second operand"),
+        f"fewer tiles of rows are full: {ALL_PARTIAL}",
+        within="of_keys",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("range.begin < range.end: always true",),
+        "if keys begin at or past the last row, so do the tiles of their range: it has none",
+        within="of_keys",
+        proof="BLOCK_KV % BLOCK_Q == 0",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("max(next_tile, begin): the first operand",),
+        f"tiles from the first row on are visited: {MORE_TILES}",
+        within="of_keys",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("q_tile >= to: never true",),
+        "the last tile of rows counts as full: rows past the last one are zeros, and have an lse of inf: their weights are 0",
+        within="of_keys",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("wgmma_fence();: left out",),
+        "on the emulated device, which takes the operand P at the issue of a product, and has seen the fence before the "
+        "products for dP. P is written after that fence: on a GPU the products may read its registers before",
+        within="issue_dv",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("__any_sync(0xffffffff, mine): always true",),
+        f"each tile is looked through for rows to clear, and counts as partial: {ALL_PARTIAL}",
+        within="read_visit",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("!__any_sync(0xffffffff, mine): never true",),
+        "both consumers meet, and each row of the tile is left as it is",
+        within="clear_rows",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("visit & SPECIAL: always true",),
+        "the tile is looked through for rows to clear, and has none",
+    ),
+    # --- the kernel of rows
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        (
+            "min(kv_len, q_hi + 1): the first operand",
+            "min(q_lo + BLOCK_Q, q_len): the first operand",
+            "min(q_lo + BLOCK_Q, q_len): the second operand",
+        ),
+        MORE_TILES,
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("q_lo < q_len: always true",),
+        "a consumer that has no rows: the other one has the last row and visits the same tiles, and its own dQ is not stored",
+        within="of_rows",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("range.begin < range.end: always true", "max(next_tile, begin): the first operand"),
+        "ranges begin at key 0; one without keys has no tile",
+        within="of_rows",
+        proof="file:        0,  // begin",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("kv_tile < from: never true",),
+        "full ranges begin at key 0",
+        within="of_rows",
+        proof="file:        0,  // full_begin",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("count < 2: always true",),
+        MANY_KEYS.format(tiles=64, rows=4096),
+        within="of_rows",
+        line="while (count < 2",
+        proof="FOUND == 64",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        (
+            "h_idx >= work().h_end: always true",
+            "max(next_tile, begin): the second operand",
+            "next_tile >= end: always true",
+        ),
+        MANY_KEYS.format(tiles=32, rows=2048),
+        within="of_rows",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("wgmma_fence();: left out",),
+        "that of the scores, which are issued just before, comes after the last access to dP",
+        within="issue_weight_gradients",
+        behind="v_operand + v.index",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("!is_partial(visit, consumer): never true",),
+        "a key with NaN or infinity in a full tile is seen by each row. If a row's lse is finite, its weight of the key is 0; "
+        "if not, the row has NaN in dQ, however its keys are multiplied",
+        within="multiplies_all_keys",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("row_in_pair(i) == 0: always true",),
+        "lower rows of a warp are looked at too. A key with NaN or infinity has no finite score in any row. A row of Q with "
+        "one has none either: its keys are then multiplied by products of warps, which add up the same",
+    ),
+    WithoutEffect(
+        HOPPER_BACKWARD,
+        ("!multiplies_all_keys(): always true",),
+        "all keys are multiplied by products of warps, which leave out NaN and infinity. Of a row that sees such a key, either "
+        "its weight is 0, or lse is not finite, and dQ is NaN",
+    ),
+)
+
 # --- rows without keys
 OF_TILED_BACKWARD = (
     WithoutEffect(TILED_BACKWARD, ("min(kv_len, q_hi + 1): the first operand",), MORE_TILES),
@@ -1069,6 +1289,7 @@ WITHOUT_EFFECT = (
     *OF_TILE_KINDS,
     *OF_MMA_BACKWARD,
     *OF_DOCUMENTS_BACKWARD,
+    *OF_HOPPER_BACKWARD,
     *OF_ROTATIONS,
     *OF_TILED_BACKWARD,
     *OF_ROWS,

@@ -25,7 +25,8 @@ EXPLORED = (
     "gpt2_naive_backward.cu", "gpt2_hopper.cu", "gpt2_fused_backward.cu", "cross_attention_fused_backward.cu",
     "prefix_lm_fused.cu", "packed_documents_fused.cu", "gpt2_tiled_backward.cu", "alibi_naive_backward.cu",
     "gemma_softcap_fused.cu", "gpt_oss_sinks_fused.cu", "llama_gqa_fused.cu", "mistral_window_fused.cu",
-    "llama_gqa_decode.cu", "mistral_window_decode.cu",
+    "llama_gqa_decode.cu", "mistral_window_decode.cu", "gpt2_hopper_backward.cu", "llama_rotary_fused.cu",
+    "llama_rotary_fused_backward.cu", "alibi_fused_backward.cu", "packed_documents_fused_backward.cu",
 )  # fmt: skip
 IN_QUICK = "cross_attention_fused.cu"
 OF_CONSTANTS = re.compile(r"constexpr|static_assert|\bif \([A-Z][A-Z_0-9]+\)|\([A-Z][A-Z_0-9]+ \?")
