@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from attngen.inspect.block_work import held_by, visits_keys, visits_rows
-from attngen.inspect.circumstances import OF_WORD, classifies_together, fills_of, has_sequences, is_broadcast, reads_ranges
+from attngen.inspect.circumstances import (
+    OF_WORD,
+    ROUND,
+    classifies_together,
+    fills_of,
+    has_sequences,
+    is_broadcast,
+    reads_ranges,
+)
 from attngen.inspect.known import LAYOUTS, Spoils
 from attngen.plan import Plan
 from attngen.plan.split_keys import PackedTiles
@@ -60,10 +68,11 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
             yield Aim(Shape(*heads, several, kv_len), varied=False, sections=True)
     if plan.schedule.is_tiled and not plan.schedule.on_tensor_cores:
         for layout, name in product(LAYOUTS, ("q", "k", "v", *(("dout",) if plan.wanted else ()))):
-            yield Aim(Shape(1, 1, 1, FEW, FEW), varied=False, laid_out=(name, layout))
+            heads = 2 if layout == "heads" else 1
+            yield Aim(Shape(1, heads, heads, FEW, FEW), varied=False, laid_out=(name, layout))
     if not plan.schedule.is_tiled:
         yield Aim(Shape(1, 1, 1, 2 * FEW, 4 * FEW), varied=False, steep=True)
-    yield from _of_values(spec, plan, tile)
+    yield from _of_values(spec, plan, tile, constants)
     for n in (2, 4, 8, 16) if plan.schedule.packs_heads else (2, 4):
         for q_len in (n * tile[1], max(tile[1] // 4, 1), n * tile[1] + 1):
             yield Aim(Shape(1, 1, 1, q_len, n * tile[1] + 1), varied=False, steep=True)
@@ -79,6 +88,9 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
 
 def _lengths(plan: Plan, tile: tuple[int, int]) -> Iterator[tuple[int, int]]:
     rows, keys = tile
+    if not plan.schedule.is_fused:
+        several = ROUND * plan.threads + 1
+        yield from ((FEW, several), (several, several))
     if not plan.schedule.is_tiled:
         yield from ((FEW, FEW), (FEW, 2 * rows), (2 * rows, FEW))
         return
@@ -125,14 +137,14 @@ def _sequences(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
             yield Aim(shape, varied=False, lengths=lengths, page_size=page_size, wrong_lengths=True)
 
 
-def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
+def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
     """Problems of certain values."""
     rows, keys = tile
     if is_broadcast(spec) and not plan.written_pairs:
         yield Aim(Shape(2, 4, 2, 2 * FEW, 2 * FEW), varied=False, broadcast=True)
     if captured_sinks(spec) and not plan.wanted:
-        for kv_len in (FEW, 0):
-            yield Aim(Shape(1, 2, 1, FEW, kv_len), varied=False, spoils_sinks=True)
+        for q_len, kv_len in ((FEW, FEW), (FEW, 0), *((constant + BEYOND, FEW) for constant in constants)):
+            yield Aim(Shape(1, 2, 1, q_len, kv_len), varied=False, spoils_sinks=True)
     if plan.wanted and plan.schedule.is_tiled:
         yield Aim(Shape(1, 1, 1, rows + 1, -(-(rows + 1) // keys) * keys))  # hidden keys in the tile of the last row
         yield Aim(Shape(1, 1, 1, (-(-(keys + 1) // rows) + 1) * rows + 1, keys + 1), varied=False, steep=True)
@@ -144,8 +156,8 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
         yield Aim(Shape(1, 1, 1, 2 * BEYOND, 2 * BEYOND), spoils="row of dO")
         yield Aim(Shape(1, 1, 1, 2 * BEYOND, 2 * BEYOND), spoils="row of Q")
         yield Aim(Shape(1, 1, 1, max(tile) + 1, max(tile) + 1), spoils="row of K")
-    if plan.bounds.per_tile and not plan.wanted:
-        length = (OF_WORD + 1) * keys
+    if plan.bounds.per_tile or (plan.row_bounds is not None and plan.row_bounds.per_tile):
+        length = (OF_WORD + 1) * max(rows, keys)
         yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(keys, 0))
     many = plan.threads + 1
     if visits_keys(plan) and classifies_together(plan, plan.bounds):
@@ -154,8 +166,7 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
         yield Aim(Shape(1, 1, 1, many * rows + rows // 2, FEW))
     if reads_ranges(plan):  # blocks whose second one begins in the middle of a tile, before or behind that of the tile
         length = -(-2 * keys // rows) * rows + rows
-        for part, sign in product((3, 7), (1, -1)):  # the last eighth: a reduction by halves may lose it
-            begin = keys + part * keys // 8
+        for begin, sign in product((keys + 3 * keys // 8, 2 * keys - 1), (1, -1)):  # a reduction may lose one element
             yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(sign * length, length - begin))
 
 

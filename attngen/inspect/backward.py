@@ -88,7 +88,7 @@ def run_sequences(
 
 
 OF_ROWS = (*QKV, "dout", "out", "lse", "lse_rest", "dlse")
-APART = (*QKV, "dout", "out", *map(gradient_argument, QKV))
+APART = (*OF_ROWS, *map(gradient_argument, QKV))
 
 
 def _packed(array: Array) -> Array:

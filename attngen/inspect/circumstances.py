@@ -19,6 +19,7 @@ from attngen.plan.block_map import EMPTY, FULL, PARTIAL
 from attngen.plan.bounded_scores import RESCALE_EXPONENT
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.alternatives import Alternative
+from attngen.reference.definition import is_power_of_2
 from attngen.reference.problems import Scores as FarApart
 from attngen.reference.problems import broadcast_dims, captured_sinks
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
@@ -410,15 +411,27 @@ OF_KEYS = tuple(_of_blocks("keys", "a block of keys", "rows", "k", visits_rows, 
 OF_WORD = 32  # tiles, whose kinds are the bits of a word
 
 
+ROUND = 4  # elements of a row that a thread reads at once, at most
+
+
+def _classifies(plan: Plan) -> bool:
+    return plan.bounds.per_tile or (plan.row_bounds is not None and plan.row_bounds.per_tile)
+
+
+def _reads_a_second_word(block: Block) -> bool:
+    visited = {*block.visited}
+    return any(tile >= OF_WORD and tile % OF_WORD not in visited for tile in visited)
+
+
 def _passes_a_word(block: Block) -> bool:
     """Whether none of the other tiles of a word is visited, and a later one is."""
     visited = (-1, *block.visited)
     return any((tile + 1) // OF_WORD < following // OF_WORD for tile, following in pairwise(visited))
 
 
-def _changes_in_a_tile(case: Case, rises: bool, half: int) -> bool:
-    """Whether a captured vector of integers changes once in a tile of keys, in that half of it, and a later block of rows has
-    the tile's last number."""
+def _changes_in_a_tile(case: Case, rises: bool, at_end: bool) -> bool:
+    """Whether a captured vector of integers changes once in a tile of keys, in its first half or at its last element, and a
+    later block of rows has the tile's last number."""
     rows, keys = case.tile
     for declared in case.spec.inputs:
         if declared.dtype.kind != "int" or not declared.dims or declared.dims[-1] not in ("q_len", "kv_len"):
@@ -427,7 +440,9 @@ def _changes_in_a_tile(case: Case, rises: bool, half: int) -> bool:
         for first in range(0, len(vector) - keys, keys):
             of_tile = vector[first : first + keys].astype(np.int64)
             changes = np.flatnonzero(np.diff(of_tile))
-            if len(changes) != 1 or (of_tile[-1] > of_tile[0]) != rises or (changes[0] + 1) * 2 // keys != half:
+            if len(changes) != 1 or (of_tile[-1] > of_tile[0]) != rises:
+                continue
+            if changes[0] != keys - 2 if at_end else changes[0] + 1 >= keys // 2:
                 continue
             later = -(-(first + keys) // rows) * rows
             if later + rows <= len(vector) and (vector[later : later + rows] == of_tile[-1]).all():
@@ -443,13 +458,13 @@ def reads_ranges(plan: Plan) -> bool:
 
 IN_A_TILE = tuple(
     Circumstance(
-        f"{word}_in_{part}_half",
-        f"a captured vector that {words} once, in the {part} half of a tile, and a later block of its last number alone",
+        f"{word}_at_end" if at_end else f"{word}_in_first_half",
+        f"a captured vector that {words} once, {where} of a tile, and a later block of its last number alone",
         reads_ranges,
-        lambda case, word=word, half=half: not case.is_empty and _changes_in_a_tile(case, word == "rise", half),  # type: ignore[misc]
+        lambda case, word=word, at_end=at_end: not case.is_empty and _changes_in_a_tile(case, word == "rise", at_end),  # type: ignore[misc]
         "no range of a tile is of integers along a sequence",
     )
-    for half, part in enumerate(("first", "second"))
+    for at_end, where in enumerate(("in the first half", "at the last element"))
     for word, words in (("rise", "rises"), ("fall", "falls"))
 )
 
@@ -496,6 +511,20 @@ OWN = (
         lambda plan: plan.bounds.per_tile and visits_keys(plan) and not plan.wanted,
         lambda case: any(map(_passes_a_word, case.row_blocks)),
         "each block visits a tile of each 32, or none after them",
+    ),
+    Circumstance(
+        "second_word",
+        "a block that visits a tile after the first 32, and skips the tile with its place among these",
+        lambda plan: bool(plan.wanted) and plan.schedule.on_tensor_cores and _classifies(plan),
+        lambda case: any(_reads_a_second_word(of) for of in (*case.row_blocks, *case.key_blocks)),
+        "each block visits the same tiles of each 32",
+    ),
+    Circumstance(
+        "several_rounds",
+        "a row with a key after those that the threads of a block read at once",
+        lambda plan: not plan.schedule.is_fused,
+        lambda case: not case.is_empty and bool(case.allowed(0, 0)[:, ROUND * case.plan.threads :].any()),
+        "no row has a key so far to the right",
     ),
     Circumstance(
         "second_work_tile",
@@ -594,6 +623,13 @@ OWN = (
         lambda case: not case.is_empty and case.group_size > 1 and case.parts == 1,
     ),
     Circumstance(
+        "more_parts",
+        "a group of query heads in more than two parts",
+        lambda plan: bool(plan.wanted) and getattr(plan.own, "parts", None) is not None,
+        lambda case: not case.is_empty and case.parts > 2,
+        "groups have two query heads",
+    ),
+    Circumstance(
         "several_parts",
         "a group of query heads in parts, of a block each",
         lambda plan: bool(plan.wanted) and getattr(plan.own, "parts", None) is not None,
@@ -646,6 +682,15 @@ def _captures_sinks(plan: Plan) -> bool:
 
 SPOILED_SINKS = (
     Circumstance("sink_of_nan", "a sink of NaN", _captures_sinks, lambda case: bool(np.isnan(_sinks(case)).any())),
+    Circumstance(
+        "no_sink_nor_key_of_row",
+        "a sink of -inf, of a row without keys beside rows with some",
+        lambda plan: _captures_sinks(plan) and _masked(plan),
+        lambda case: (
+            not case.is_empty and bool((_sinks(case) == -np.inf).any()) and _is_mixed(case.allowed(0, 0).any(1), 2**31)
+        ),
+        "each row has a key",
+    ),
     Circumstance(
         "no_sink_nor_key",
         "a sink of -inf, of rows without keys",
@@ -803,7 +848,8 @@ EQUAL = Circumstance(
     "equal_maxima",
     "a row whose largest scores are equal, and so large that fp32 cannot hold the logarithm of their number beside them",
     _saves_large_lse,
-    lambda case: not case.is_empty and _has_equal_maxima(case),
+    lambda case: not case.is_empty and is_power_of_2(case.numbers) and _has_equal_maxima(case),
+    "the scale is no power of 2, so that scores are not exact",
     scores="equal",
 )
 MIXED = Circumstance(

@@ -26,7 +26,8 @@ REMEMBERED = 64  # problems
 FEW_DRAWS = 1  # of errors: a result within their bounds needs no others
 Spoils = Literal["", "dout", "row of dO", "row of Q", "row of K"]
 LAYOUTS: dict[Layout, str] = {
-    "rows": "rows that are not aligned", "base": "an address that is not aligned", "columns": "columns that are not neighbours"
+    "rows": "rows that are not aligned", "base": "an address that is not aligned", "columns": "columns that are not neighbours",
+    "heads": "heads that are not aligned",
 }  # fmt: skip
 SPOILED: dict[Spoils, str] = {
     "dout": "NaN in a row of dO",
@@ -224,7 +225,8 @@ def _spoiled(sample: Sample, spoils: Spoils, spec: AttentionSpec) -> Sample:
     array: Array = getattr(sample, name)
     place: Array = np.zeros(array.shape[:3], bool)
     place[:, :, spoiled_row(array.shape[2])] = True
-    return replace(sample, **{name: _with_nan(array, place, spec)})
+    spoiled: dict[str, Any] = {name: _with_nan(array, place, spec)}
+    return replace(sample, **spoiled)
 
 
 def _with_nan(array: Array, hidden: Array, spec: AttentionSpec) -> Array:

@@ -32,7 +32,7 @@ from attngen.reference.free_sizes import with_free_sizes
 from attngen.reference.problems import Draw, Shape
 from attngen.reference.problems import Scores as FarApart
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import Const, Type, walk
+from attngen.spec.expr import Const, Name, Type, walk
 
 __all__ = ["Chosen", "Fixed", "Known", "Problems", "Trial", "choose_trials"]
 
@@ -185,7 +185,8 @@ class _Search:
         if not self.plan.schedule.is_tiled or not self.trials or self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return
         first = self.trials[0]
-        others = [*self._by_params(first), *self._by_params_of_longer(), *self._by_integers(first), *self._by_blocks()]
+        by_values = [*self._by_params(first), *self._by_params_of_longer(), *self._by_integers(first), *self._by_blocks()]
+        others = [*by_values, *self._by_lengths()]
         seen: set[str] = set()
         for taken in self.trials if others else ():
             seen |= self._wrong_bounds(taken, seen)
@@ -303,6 +304,16 @@ class _Search:
             case = Case(self.spec, self.plan, self.tile, sizes, trial.params, known.sample, *trial.setting)
             self._cases[key] = (known, case)
         return self._cases[key][1]
+
+    def _by_lengths(self) -> Iterator[Trial]:
+        """If the mask reads lengths: problems of which one length exceeds the other by a tile, a little more or less."""
+        if self.spec.mask is None or not {"q_len", "kv_len"} & {n.name for n in walk(self.spec.mask) if isinstance(n, Name)}:
+            return
+        rows, keys = self.tile
+        for more in range(-2, 3):
+            for q_len, kv_len in ((rows + 1, rows + 1 + keys + more), (rows + 1 + keys + more, rows + 1)):
+                if (trial := self._possible(self._shape(1, q_len, kv_len))) is not None:
+                    yield trial
 
     def _wrong_bounds(self, trial: Trial, seen: set[str]) -> set[str]:
         """The changes of the plan's bounds, other than those in `seen`, with which the problem has a result that a check

@@ -245,7 +245,7 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
     def product() -> tuple[Any, Any]:
         found, size = a @ b, unit * np.sqrt((a * a) @ (b * b))
         if result == "s" and problem.spec.score is S and (exact := _are_exact(a, b)).any():
-            size = np.where(exact, 0.0 if _is_power_of_2(problem) else unit_roundoff(FP32) * np.abs(found), size)
+            size = np.where(exact, 0.0 if is_power_of_2(problem) else unit_roundoff(FP32) * np.abs(found), size)
         return found, size
 
     exact, size = rounding.kept((result, *at), product) if result == "s" else product()  # Q and K have no errors
@@ -279,7 +279,7 @@ def _units(rows: Any) -> tuple[Any, Any]:
     return least, largest <= 2.0 ** (EXACT_BITS // 2) * least
 
 
-def _is_power_of_2(problem: Problem) -> bool:
+def is_power_of_2(problem: Problem) -> bool:
     """Whether the scale is a power of 2, so that a product with it is exact."""
     names = {**problem.sizes, **problem.params}
     scale = evaluate(problem.spec.scale, names, lambda name, at: read_input(problem, name, at), problem.xp, lambda value: value)

@@ -81,8 +81,13 @@ def apart(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _with_gaps(array: Array, gap: int) -> Array:
-    if array.ndim < 2:
+    if array.ndim == 0:
         return array
+    if array.ndim == 1:
+        memory = np.empty((len(array), 2), array.dtype)
+        memory.view(np.uint8)[...] = 0xFF
+        memory[:, 0] = array
+        return memory[:, 0]
     *outer, size = array.shape
     memory = np.empty((*outer, size + gap), array.dtype)
     memory.view(np.uint8)[...] = 0xFF
@@ -90,18 +95,32 @@ def _with_gaps(array: Array, gap: int) -> Array:
     return memory[..., :size]
 
 
-Layout = Literal["rows", "base", "columns"]
+Layout = Literal["rows", "base", "columns", "heads"]
 
 
 def with_layout(array: Array, layout: Layout) -> Array:
-    """The same array in other memory: its rows, or its base alone, are not aligned to more than an element; or its columns are
-    not neighbours."""
+    """The same array in other memory: its rows, its heads, or its base alone, are not aligned to more than an element; or its
+    columns are not neighbours."""
+    if layout == "heads":
+        return _with_odd_heads(array)
     *outer, size = array.shape
     width = {"rows": size + 1, "base": size + GAP, "columns": 2 * size}[layout]
     begin, step = int(layout == "base"), 1 + (layout == "columns")
     memory = np.empty((*outer, width), array.dtype)
     memory.view(np.uint8)[...] = 0xFF
     view = memory[..., begin : begin + step * size : step]
+    view[...] = array
+    return view
+
+
+def _with_odd_heads(array: Array) -> Array:
+    """[..., heads, rows, size]: an element lies between two heads."""
+    *outer, rows, size = array.shape
+    memory = np.empty((*outer, rows * size + 1), array.dtype)
+    memory.view(np.uint8)[...] = 0xFF
+    inside = memory[..., :-1]
+    strides = (*inside.strides[:-1], size * array.itemsize, array.itemsize)
+    view = np.lib.stride_tricks.as_strided(inside, array.shape, strides)
     view[...] = array
     return view
 
@@ -171,7 +190,7 @@ def begins_of(lengths: Sequence[int]) -> Array:
 def _page_table(keys: Sequence[int], most: int, page: int, rng: np.random.Generator) -> Array:
     used = [-(-length // page) for length in keys]
     pages = iter(rng.permutation(sum(used) + SPARE_PAGES))
-    table = np.full((len(keys), max(most, 1)), RUBBISH, np.int32)
+    table = np.full((len(keys), max(most, 1) + GAP), RUBBISH, np.int32)[:, : max(most, 1)]  # rows have a stride of their own
     for b, count in enumerate(used):
         table[b, :count] = [next(pages) for _ in range(count)]
     return table

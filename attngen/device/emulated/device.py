@@ -175,6 +175,7 @@ class EmulatedKernel:
         if self.device.watch is not None:
             kernels = [one.entry.name for one in launches]
             self.traced = tracing.collect(self._loaded, kernels, buffers, self._calls)
+        self._check_counters(launches[-1], memory)
         self.counters = Counters(
             {m.name: r.read for m, r in zip(memory, ranges, strict=True)},
             {m.name: r.written for m, r in zip(memory, ranges, strict=True) if m.writable},
@@ -183,6 +184,13 @@ class EmulatedKernel:
             totals[2],
             dict(zip(self.translated.instructions, counts, strict=False)),
         )
+
+    def _check_counters(self, last: Launch, memory: tuple[Memory, ...]) -> None:
+        """Raises EmulationError if a counter of work is not 0 again: launches that are repeated do not set it."""
+        for counter in (m for m in memory if m.counter):
+            if any(ctypes.string_at(counter.pointer, counter.bytes)):
+                what = f"{counter.name} is not 0 when the kernels end: the next launch would begin with what is left"
+                raise EmulationError("counter not reset", what, last.entry.name, (0, 0, 0), Place(0, "", 0), None)
 
     def _one(
         self,

@@ -33,6 +33,7 @@ KINDS = (
     "stack overflow",
     "early access",
     INTERRUPTED,
+    "counter not reset",  # found after the launches, by device.py
 )
 
 
