@@ -8,6 +8,7 @@ from itertools import product
 
 from attngen.inspect.block_work import held_by, visits_keys, visits_rows
 from attngen.inspect.circumstances import (
+    MANY_SPLITS,
     OF_WORD,
     ROUND,
     classifies_together,
@@ -63,13 +64,13 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
     yield from _sequences(spec, plan, tile)
     yield from _own(spec, plan, tile)
     if plan.heads_in_l2 is not None:
-        several, heads = held_by(plan)[0] + 1, (2, 4, 2) if not plan.wanted else (3, 1, 1)  # groups are in other problems
-        for kv_len in (FEW, several):  # no fewer keys than rows, if a mask looks up rows among keys
-            yield Aim(Shape(*heads, several, kv_len), varied=False, sections=True)
+        more, heads = held_by(plan)[0] + 1, (2, 4, 2) if not plan.wanted else (3, 1, 1)  # groups are in other problems
+        for kv_len in (FEW, more):  # no fewer keys than rows, if a mask looks up rows among keys
+            yield Aim(Shape(*heads, more, kv_len), varied=False, sections=True)
     if plan.schedule.is_tiled and not plan.schedule.on_tensor_cores:
         for layout, name in product(LAYOUTS, ("q", "k", "v", *(("dout",) if plan.wanted else ()))):
-            heads = 2 if layout == "heads" else 1
-            yield Aim(Shape(1, heads, heads, FEW, FEW), varied=False, laid_out=(name, layout))
+            several = 2 if layout == "heads" else 1
+            yield Aim(Shape(1, several, several, FEW, FEW), varied=False, laid_out=(name, layout))
     if not plan.schedule.is_tiled:
         yield Aim(Shape(1, 1, 1, 2 * FEW, 4 * FEW), varied=False, steep=True)
     yield from _of_values(spec, plan, tile, constants)
@@ -144,7 +145,7 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants
         yield Aim(Shape(2, 4, 2, 2 * FEW, 2 * FEW), varied=False, broadcast=True)
     if captured_sinks(spec) and not plan.wanted:
         for q_len, kv_len in ((FEW, FEW), (FEW, 0), *((constant + BEYOND, FEW) for constant in constants)):
-            yield Aim(Shape(1, 2, 1, q_len, kv_len), varied=False, spoils_sinks=True)
+            yield Aim(Shape(1, 4, 1, q_len, kv_len), varied=False, spoils_sinks=True)
     if plan.wanted and plan.schedule.is_tiled:
         yield Aim(Shape(1, 1, 1, rows + 1, -(-(rows + 1) // keys) * keys))  # hidden keys in the tile of the last row
         yield Aim(Shape(1, 1, 1, (-(-(keys + 1) // rows) + 1) * rows + 1, keys + 1), varied=False, steep=True)
@@ -170,9 +171,9 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants
             yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(sign * length, length - begin))
 
 
-def _split(spec: AttentionSpec, plan: Plan, aim: Aim) -> Aim:
-    """The same on a device with so many multiprocessors that keys are split."""
-    return replace(aim, multiprocessors=SPLITS * PackedTiles(plan.own.splits.rows)(aim.shape.sizes(spec)))
+def _split(spec: AttentionSpec, plan: Plan, aim: Aim, splits: int = SPLITS) -> Aim:
+    """The same on a device with so many multiprocessors that keys are split so often."""
+    return replace(aim, multiprocessors=splits * PackedTiles(plan.own.splits.rows)(aim.shape.sizes(spec)))
 
 
 def _many_tiles(plan: Plan) -> Iterator[Aim]:
@@ -195,6 +196,10 @@ def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim
             kv_len = n * splits.keys + 1
             for q_len in (FEW, kv_len, kv_len + BEYOND):
                 yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, kv_len)))
+        for n in MANY_SPLITS:
+            kv_len = (n + 1) * splits.keys + 1
+            for q_len in (FEW, kv_len):
+                yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, kv_len)), 2 * n)
             if has_sequences(plan):
                 every = ((FEW, 0), (FEW, kv_len))
                 yield Aim(Shape(2, 1, 1, FEW, kv_len), multiprocessors=4 * SPLITS, varied=False, lengths=every)

@@ -482,7 +482,7 @@ def _again(axis: str, block: str, tile: str, applies: Callable[[Plan], bool], bl
         f"{block} that visits {tile} after those that its threads classify at once",
         applies,
         lambda case: any(of.visited and of.visited[-1] >= case.plan.threads for of in blocks(case)),
-        f"{block} visits no such tile",
+        "rows and keys are too few in all of them",
         by_values=True,
     )
 
@@ -681,6 +681,9 @@ def _captures_sinks(plan: Plan) -> bool:
 
 
 SPOILED_SINKS = (
+    Circumstance(
+        "huge_sink", "a sink near the largest number", _captures_sinks, lambda case: bool((_sinks(case) > 1e38).any())
+    ),
     Circumstance("sink_of_nan", "a sink of NaN", _captures_sinks, lambda case: bool(np.isnan(_sinks(case)).any())),
     Circumstance(
         "no_sink_nor_key_of_row",
@@ -1018,7 +1021,30 @@ def _spoils_inside(case: Case) -> bool:
     return is_before and _is_mixed(case.allowed(0, 0)[:, key], WARPGROUP_ROWS)
 
 
+MANY_SPLITS = (4, 32)  # parts of a row that groups of threads of the join read at once; parts that lanes of a warp read
+
+
+def _has_distant_keys(case: Case, splits: int) -> bool:
+    """Whether a row of the first head has keys that lie so many splits apart, or more."""
+    if case.is_empty or case.splits <= splits:
+        return False
+    has_keys: Any = case.of_tiles(case.allowed(0, 0), False)
+    last = len(has_keys) - 1 - has_keys[::-1].argmax(0)
+    return bool((has_keys.any(0) & (last - has_keys.argmax(0) >= splits * case.plan.tile.warps)).any())
+
+
 JOINED = (
+    *(
+        Circumstance(
+            f"more_splits_than_{splits}",
+            f"a row whose keys lie in more than {splits} splits",
+            _decode,
+            lambda case, splits=splits: _has_distant_keys(case, splits),  # type: ignore[misc]
+            f"each row has keys in at most {splits} splits",
+            by_values=True,
+        )
+        for splits in MANY_SPLITS
+    ),
     Circumstance(
         "joined_splits",
         "a row whose keys lie in several splits, which are joined",
@@ -1064,6 +1090,11 @@ def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[
     the mask [q_len, kv_len] of some heads.
     """
     keys, q_len, kv_len = case.tile[1], case.sizes["q_len"], case.sizes["kv_len"]
+
+    def pairs_of(kinds: Any, mask: Any) -> Any:
+        each = np.repeat(np.repeat(kinds, case.rows_of_tile, 0), keys, 1)[:q_len, :kv_len]
+        return (each == FULL) | (each == PARTIAL) & mask
+
     for what, bounds in changed_bounds(case.plan.bounds):
         inside = {name: maximum(ZERO, minimum(KEYS.length, getattr(bounds, name))) for name in ("begin", "end")}
         moved = replace(bounds, **inside)  # type: ignore[arg-type]
@@ -1072,10 +1103,12 @@ def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[
                 kinds = case.kinds(b, h, moved)
             except IndexError:  # it reads another tile than there are
                 continue
-            each = np.repeat(np.repeat(kinds, case.rows_of_tile, 0), keys, 1)[:q_len, :kv_len]
-            computed = (each == FULL) | (each == PARTIAL) & mask
-            if (computed != mask).any():
+            if ((computed := pairs_of(kinds, mask)) != mask).any():
                 yield what, (b, h), computed
+    for (b, h), mask in allowed.items():
+        for axis, other in (("batch", (0, h)), ("head", (b, 0))):
+            if other != (b, h) and ((computed := pairs_of(case.kinds(*other), mask)) != mask).any():
+                yield f"those of the first {axis}", (b, h), computed
 
 
 CLOSED_FORMS = ("begin", "end", "full_begin", "full_end")

@@ -46,6 +46,7 @@ NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 STEEP = (64.0, 8.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
 FAR_APART: tuple[FarApart, ...] = get_args(FarApart)
 LONGEST = 4096  # largest constant in a mask or score that lengths are chosen to reach
+AROUND = range(-2, 3)  # distances of lengths from those at which a bound lies at the edge of a tile
 FIXED = "the lengths are fixed: with others, more can happen to a block, which is not checked"
 
 
@@ -186,7 +187,7 @@ class _Search:
             return
         first = self.trials[0]
         by_values = [*self._by_params(first), *self._by_params_of_longer(), *self._by_integers(first), *self._by_blocks()]
-        others = [*by_values, *self._by_lengths()]
+        others = [*by_values, *self._by_lengths(), *self._by_batches()]
         seen: set[str] = set()
         for taken in self.trials if others else ():
             seen |= self._wrong_bounds(taken, seen)
@@ -284,6 +285,7 @@ class _Search:
         if any(i.dtype.kind != "float" for i in self.spec.inputs):
             yield replace(trial, draw=replace(trial.draw, integers="least", hides_rows=True))
             yield replace(trial, draw=replace(trial.draw, integers="largest", hides_rows=True))
+            yield replace(trial, draw=replace(trial.draw, integers="beyond", hides_rows=True))
 
     def _add(self, trial: Trial) -> None:
         self.trials.append(trial)
@@ -306,14 +308,29 @@ class _Search:
         return self._cases[key][1]
 
     def _by_lengths(self) -> Iterator[Trial]:
-        """If the mask reads lengths: problems of which one length exceeds the other by a tile, a little more or less."""
-        if self.spec.mask is None or not {"q_len", "kv_len"} & {n.name for n in walk(self.spec.mask) if isinstance(n, Name)}:
+        """Problems whose bounds of tiles lie at the edges of tiles: one length exceeds the other by a tile, a little more or less,
+        if the mask reads lengths; and the last row is that far from a constant of the mask."""
+        nodes = [] if self.spec.mask is None else [*walk(self.spec.mask)]
+        rows, keys = self.tile
+        lengths = []
+        if {"q_len", "kv_len"} & {node.name for node in nodes if isinstance(node, Name)}:
+            least = rows + 1
+            lengths += [pair for n in AROUND for pair in ((least, least + keys + n), (least + keys + n, least))]
+        for constant in {abs(int(node.value)) for node in nodes if isinstance(node, Const) and node.type is Type.INT}:
+            least = max(rows, min(constant, LONGEST)) + 2
+            lengths += [(least + (constant + n - least) % keys,) * 2 for n in AROUND]
+        for one in dict.fromkeys(lengths):
+            if (trial := self._possible(self._shape(1, *one))) is not None:
+                yield trial
+
+    def _by_batches(self) -> Iterator[Trial]:
+        """Two batches whose captured integers differ, so that a tile is visited in one of them alone."""
+        if all(i.dtype.kind != "int" or "batch" not in i.dims for i in self.spec.inputs):
             return
         rows, keys = self.tile
-        for more in range(-2, 3):
-            for q_len, kv_len in ((rows + 1, rows + 1 + keys + more), (rows + 1 + keys + more, rows + 1)):
-                if (trial := self._possible(self._shape(1, q_len, kv_len))) is not None:
-                    yield trial
+        if (usual := self._possible(self._shape(2, rows + 1, 2 * keys + 1))) is not None:
+            for integers in ("least", "largest", "beyond"):
+                yield replace(usual, draw=replace(usual.draw, integers=integers))
 
     def _wrong_bounds(self, trial: Trial, seen: set[str]) -> set[str]:
         """The changes of the plan's bounds, other than those in `seen`, with which the problem has a result that a check

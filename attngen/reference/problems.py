@@ -59,17 +59,17 @@ class Draw:
     "largest" they begin with the number of keys. Booleans over keys are true for `tile` (rows, keys) and false for the keys
     after it, so that tiles of every class occur; if it `hides_rows`, they are false for a tile's rows after the first ones,
     and for each third row. `scores` other than random ones are exact, and far from each other: "huge" ones of every second
-    row, but of rows 64 to 95 of each 256, are of the order of 2^28 or more, "negative" and "positive" ones are all so, and
-    of "mixed" ones those of a row, each second eight rows; the largest of a row may then be anywhere. "falling" and
-    "rising" ones are negative, and fall or rise from key to key. "equal" ones are those of three neighbouring keys, of the
-    order of 2^22. With `blocks`, integers along a sequence are the numbers of blocks of so many elements, the first one of
-    so many fewer; they fall if the length is negative. If they are `broadcast`, captured tensors have one element along
-    batch and heads. With `spoils_sinks`, the first of the sinks that a tensor has is NaN if there are keys, and the second
-    -inf.
+    row, but of rows 64 to 95 of each 256, are of the order of 2^28 or more, and negative in each eighth row; "negative" and
+    "positive" ones are all so, and of "mixed" ones those of a row, each second eight rows; the largest of a row may then be
+    anywhere. "falling" and "rising" ones are negative, and fall or rise from key to key. "equal" ones are those of three
+    neighbouring keys, of the order of 2^22. With `blocks`, integers along a sequence are the numbers of blocks of so many
+    elements, the first one of so many fewer; they fall if the length is negative. If they are `broadcast`, captured tensors
+    have one element along batch and heads. With `spoils_sinks`, the first of the sinks that a tensor has is NaN if there are
+    keys, the second -inf, and the third near the largest number.
     """
 
     magnitude: float = 1.0
-    integers: Literal["documents", "two documents", "one document", "positions", "least", "largest"] = "documents"
+    integers: Literal["documents", "two documents", "one document", "positions", "least", "largest", "beyond"] = "documents"
     tile: tuple[int, int] | None = None
     hides_rows: bool = False
     scores: Literal["random", Scores] = "random"
@@ -79,6 +79,8 @@ class Draw:
 
 
 USUAL = Draw()
+AFTER_KEYS = 200  # by so much a number of keys exceeds kv_len
+LARGEST = 3e38  # of a sink
 REMEMBERED = 2**21  # elements of Q, K and V that are kept for the next problem
 
 # Factors of scores, exact in each element type. Keys have factors from 5 to 255: a row's scores are no smaller than 5 * MIDDLE
@@ -96,7 +98,8 @@ def _far_apart(spec: AttentionSpec, scores: Scores, q_shape: tuple[int, ...], k_
     k[..., columns] = 5.0 + order.get(scores, (100 + 37 * (keys + columns)) % 251)
     if scores == "huge":
         k *= HUGE_KEY
-        q[..., columns] = np.where((rows % 2 == 0) & (rows % 256 // 32 != 2), HUGE, SMALL)[:, None]
+        signs = np.where(rows % 8 == 6, -1.0, 1.0)
+        q[..., columns] = np.where((rows % 2 == 0) & (rows % 256 // 32 != 2), signs * HUGE, SMALL)[:, None]
     elif scores == "equal":
         q[..., columns] = LEVEL
     else:
@@ -157,9 +160,9 @@ def sample_inputs(spec: AttentionSpec, shape: Shape) -> dict[str, Array]:
 def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> dict[str, Array]:
     found = {i.name: _values(spec, i, sizes, rng, draw) for i in spec.inputs}
     for name in captured_sinks(spec) if draw.spoils_sinks else ():
-        spoiled = np.array([np.nan if sizes["kv_len"] else -np.inf, -np.inf], np.float32)
+        spoiled = np.array([np.nan if sizes["kv_len"] else -np.inf, -np.inf, LARGEST], np.float32)
         sinks = found[name].reshape(-1)
-        sinks[:2] = round_to_storage(spoiled[: sinks.size], spec.input(name).dtype)
+        sinks[: len(spoiled)] = round_to_storage(spoiled[: sinks.size], spec.input(name).dtype)
     if not draw.broadcast:
         return found
     free = broadcast_dims(spec)
@@ -189,9 +192,9 @@ def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np
     if declared.dtype.kind == "bool":
         return _booleans(declared, rng.random(shape) < 0.8, draw)
     if declared.dtype.kind == "int":
-        if draw.integers in ("least", "largest"):
-            values = [0, 1, sizes["kv_len"]] if draw.integers == "least" else [sizes["kv_len"], 0, 1]
-            return np.resize(values, shape).astype(declared.dtype.numpy)
+        if draw.integers in ("least", "largest", "beyond"):
+            most = sizes["kv_len"] + (AFTER_KEYS if draw.integers == "beyond" else 0)
+            return np.resize([0, 1, most] if draw.integers == "least" else [most, 0, 1], shape).astype(declared.dtype.numpy)
         if shape and declared.dims[-1] in ("q_len", "kv_len"):
             return _along_sequence(shape, sizes["kv_len"], rng, draw).astype(declared.dtype.numpy)
         return rng.integers(0, sizes["kv_len"] + 1, shape).astype(declared.dtype.numpy)
