@@ -113,12 +113,13 @@ def _sequences(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
     kernel, (rows, keys) = spec.kernel, tile
     if not has_sequences(plan):
         return
-    most = max(rows + 1, 2 * keys + 4)  # rows after the last key, which a causal mask allows each key
-    of_keys, of_rows = (0, FEW, 2 * keys + 3), (FEW, 0, most) if kernel.is_packed else (most,) * 3
+    more = (2 if plan.schedule.is_tiled else 1) * keys + 3  # keys than a tile has; those of naive kernels take long
+    most = max(rows + 1, more + 1)  # rows after the last key, which a causal mask allows each key
+    of_keys, of_rows = (0, FEW, more), (FEW, 0, most) if kernel.is_packed else (most,) * 3
     pages = (0, 1, keys, 3) if kernel.is_paged and kernel.page_size is None else (0,)
     for page_size, shift in product(pages, (0, 1)):
         lengths = tuple(zip(of_rows, (*of_keys[shift:], *of_keys[:shift]), strict=True))
-        shape = Shape(3, 2, 1, most, 2 * keys + 3)
+        shape = Shape(3, 2, 1, most, more)
         yield Aim(shape, varied=False, lengths=lengths, page_size=page_size)
         if shift == 0 and page_size in (0, 1):
             yield Aim(shape, varied=False, lengths=lengths, page_size=page_size, wrong_lengths=True)

@@ -83,6 +83,14 @@ def _is_queued(plan: Plan) -> bool:
     return _persistent(plan) and visits_keys(plan)
 
 
+def _lists_tiles(plan: Plan) -> bool:
+    """Whether producers have lists of tiles, and a problem with more of them takes a second or two: with several heads, wider
+    rows or larger tiles it takes longer, and the code of a list is the same."""
+    spec = plan.facts.spec
+    is_small = spec.q_heads is None and max(spec.head_dim, spec.head_dim_v) <= 64 and plan.block_q == WARPGROUP_ROWS
+    return _persistent(plan) and bool(plan.wanted) and is_small
+
+
 def _decode(plan: Plan) -> bool:
     return plan.schedule.packs_heads
 
@@ -554,7 +562,7 @@ OWN = (
         Circumstance(
             f"many_tiles_of_{tiles}",
             f"a block of {held} that visits more than {FOUND} tiles of {tiles}: they do not fit the list of its producer",
-            lambda plan, visits=visits: _persistent(plan) and bool(plan.wanted) and visits(plan),  # type: ignore[misc]
+            lambda plan, visits=visits: _lists_tiles(plan) and visits(plan),  # type: ignore[misc]
             lambda case, held=held: any(  # type: ignore[misc]
                 len(of.visited) > FOUND for of in (case.row_blocks if held == "rows" else case.key_blocks)
             ),
@@ -718,6 +726,11 @@ def _joined_rows(case: Case) -> Any:
     return np.any([(has_keys[:-n] & has_keys[n:]).any(0) for n in range(warps, warps * (case.splits - 1) + 1)], axis=0)
 
 
+def _joins_large_scores(case: Case) -> bool:
+    joined = _joined_rows(case)
+    return bool(joined.any()) and bool((case.row_maxima[joined[: len(case.row_maxima)]] > OVERFLOW).any())
+
+
 def _joins_nothing(case: Case) -> bool:
     """Whether keys are split, and a row has none."""
     if not all(case.sizes[name] for name in ("batch", "q_heads", "q_len")) or case.splits == 1:
@@ -821,7 +834,7 @@ FALLING, RISING = (
 def _has_equal_maxima(case: Case) -> bool:
     """Whether weights of a row differ by NOTICED or more if lse is one number of fp32."""
     scores, maxima = case.first_scores, case.row_maxima
-    with np.errstate(invalid="ignore"):  # of rows without keys
+    with np.errstate(divide="ignore", invalid="ignore"):  # of rows without keys, or with NaN
         lse = maxima + np.log((scores == maxima[:, None]).sum(1).astype(np.float64))
         rest = np.abs(lse - lse.astype(np.float32))
     return bool((rest[np.isfinite(rest)] > NOTICED).any())
@@ -985,7 +998,7 @@ JOINED = (
         "joined_large_scores",
         "a row whose keys lie in several splits, and whose weights would overflow if its maximum were not subtracted",
         lambda plan: _decode(plan) and rescales(plan),
-        lambda case: bool((case.row_maxima[_joined_rows(case)] > OVERFLOW).any()) if _joined_rows(case).any() else False,
+        _joins_large_scores,
         scores="steep",
     ),
 )
