@@ -199,7 +199,7 @@ def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim
         for n in MANY_SPLITS:
             kv_len = (n + 1) * splits.keys + 1
             for q_len in (FEW, kv_len):
-                yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, kv_len)), 2 * n)
+                yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, kv_len), varied=False, steep=n > SPLITS), 2 * n)
             if has_sequences(plan):
                 every = ((FEW, 0), (FEW, kv_len))
                 yield Aim(Shape(2, 1, 1, FEW, kv_len), multiprocessors=4 * SPLITS, varied=False, lengths=every)

@@ -24,7 +24,7 @@ from attngen.reference.problems import Scores as FarApart
 from attngen.reference.problems import broadcast_dims, captured_sinks
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
 from attngen.schedules.hopper_backward.plan import FOUND
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import AttentionSpec, Input
 from attngen.spec.dtypes import from_storage
 from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
 from attngen.spec.gradient import QKV
@@ -82,6 +82,14 @@ def _persistent(plan: Plan) -> bool:
 def _is_queued(plan: Plan) -> bool:
     """Whether blocks take rows from a queue, which are work also without keys."""
     return _persistent(plan) and visits_keys(plan)
+
+
+def _lists_tiles(plan: Plan) -> bool:
+    """Whether producers have lists of tiles, and a problem with more of them takes a second or two: with several heads, wider
+    rows or larger tiles it takes longer, and the code of a list is the same."""
+    spec = plan.facts.spec
+    is_small = spec.q_heads is None and max(spec.head_dim, spec.head_dim_v) <= 64 and plan.block_q == WARPGROUP_ROWS
+    return _persistent(plan) and bool(plan.wanted) and is_small
 
 
 def _decode(plan: Plan) -> bool:
@@ -583,7 +591,7 @@ OWN = (
         Circumstance(
             f"many_tiles_of_{tiles}",
             f"a block of {held} that visits more than {FOUND} tiles of {tiles}: they do not fit the list of its producer",
-            lambda plan, visits=visits: _persistent(plan) and bool(plan.wanted) and visits(plan),  # type: ignore[misc]
+            lambda plan, visits=visits: _lists_tiles(plan) and visits(plan),  # type: ignore[misc]
             lambda case, held=held: any(  # type: ignore[misc]
                 len(of.visited) > FOUND for of in (case.row_blocks if held == "rows" else case.key_blocks)
             ),
@@ -701,6 +709,28 @@ SPOILED_SINKS = (
         lambda case: not case.sizes["kv_len"] and bool((_sinks(case) == -np.inf).any()),
     ),
 )
+
+BEYOND_KEYS = Circumstance(
+    "number_beyond_keys",
+    "a captured number that is larger than kv_len",
+    lambda plan: any(_is_number(declared) for declared in plan.facts.spec.inputs),
+    lambda case: (
+        not case.is_empty
+        and any(
+            int(case.problem.inputs[declared.name].max(initial=0)) > case.sizes["kv_len"]
+            for declared in case.spec.inputs
+            if _is_number(declared)
+        )
+    ),
+    "calls with such a number are refused, as it is an index",
+    by_values=True,
+)
+
+
+def _is_number(declared: Input) -> bool:
+    """Whether a captured tensor has integers that do not lie along a sequence: lengths, limits or indices."""
+    return declared.dtype.kind == "int" and not {"q_len", "kv_len"} & {*declared.dims}
+
 
 ONE_ELEMENT = Circumstance(
     "broadcast",
@@ -877,7 +907,7 @@ FALLING, RISING = (
 def _has_equal_maxima(case: Case) -> bool:
     """Whether weights of a row differ by NOTICED or more if lse is one number of fp32."""
     scores, maxima = case.first_scores, case.row_maxima
-    with np.errstate(invalid="ignore"):  # of rows without keys
+    with np.errstate(divide="ignore", invalid="ignore"):  # of rows without keys, or with NaN
         lse = maxima + np.log((scores == maxima[:, None]).sum(1).astype(np.float64))
         rest = np.abs(lse - lse.astype(np.float32))
     return bool((rest[np.isfinite(rest)] > NOTICED).any())
@@ -1041,9 +1071,10 @@ JOINED = (
             _decode,
             lambda case, splits=splits: _has_distant_keys(case, splits),  # type: ignore[misc]
             f"each row has keys in at most {splits} splits",
-            by_values=True,
+            by_values=scores is None,
+            scores=scores,
         )
-        for splits in MANY_SPLITS
+        for splits, scores in zip(MANY_SPLITS, (None, "rising"), strict=True)
     ),
     Circumstance(
         "joined_splits",
@@ -1074,7 +1105,7 @@ TABLE: tuple[Circumstance, ...] = (
     *(*OF_ROWS, *OF_KEYS, *IN_A_TILE, *CLASSIFIED, *OWN, *LAYOUTS),
     *(RISES, OVERFLOWS, HUGE, HUGE_BELOW, STAYS_HUGE, LOW, NEGATIVE, POSITIVE, MIXED, FALLING, RISING, EQUAL, *JOINED),
     *SPOILED_SINKS,
-    *(ONE_ELEMENT, LOW_ENDS, LOW_UNFILLED, INFINITE_DOUT, SPOILED_DOUT, SPOILED_QUERY, SPOILED_KEY),
+    *(BEYOND_KEYS, ONE_ELEMENT, LOW_ENDS, LOW_UNFILLED, INFINITE_DOUT, SPOILED_DOUT, SPOILED_QUERY, SPOILED_KEY),
 )
 BY_NAME: Mapping[str, Circumstance] = {one.name: one for one in TABLE}
 

@@ -101,7 +101,7 @@ class Trial:
         )
 
     def problem(self, spec: AttentionSpec) -> Sample:
-        return sample(spec, self.shape, self.seed, self.draw)
+        return _spoiled(sample(spec, self.shape, self.seed, self.draw), self.spoils, spec)
 
     def describe(self, spec: AttentionSpec) -> str:
         """Sizes and params in words, as `2 x 4 heads over 2, 129 rows, 33 keys, size 43`."""
@@ -126,7 +126,7 @@ class Known:
     """One problem, and what is computed of it when it is needed."""
 
     def __init__(self, spec: AttentionSpec, trial: Trial, values: Sample | None = None) -> None:
-        self.spec, self.trial, self.sample = spec, trial, _spoiled(values or trial.problem(spec), trial.spoils, spec)
+        self.spec, self.trial, self.sample = spec, trial, values or trial.problem(spec)
         self._gradients: dict[tuple[Any, ...], GradientTruth] = {}
 
     @cached_property
@@ -219,14 +219,13 @@ def spoiled_row(length: int) -> int:
 
 def _spoiled(sample: Sample, spoils: Spoils, spec: AttentionSpec) -> Sample:
     """`sample` with NaN in Q or K."""
-    name = {"row of Q": "q", "row of K": "k"}.get(spoils)
-    if name is None:
+    if spoils not in ("row of Q", "row of K"):
         return sample
-    array: Array = getattr(sample, name)
+    array = sample.q if spoils == "row of Q" else sample.k
     place: Array = np.zeros(array.shape[:3], bool)
     place[:, :, spoiled_row(array.shape[2])] = True
-    spoiled: dict[str, Any] = {name: _with_nan(array, place, spec)}
-    return replace(sample, **spoiled)
+    changed = _with_nan(array, place, spec)
+    return replace(sample, q=changed) if spoils == "row of Q" else replace(sample, k=changed)
 
 
 def _with_nan(array: Array, hidden: Array, spec: AttentionSpec) -> Array:

@@ -308,8 +308,8 @@ class _Search:
         return self._cases[key][1]
 
     def _by_lengths(self) -> Iterator[Trial]:
-        """Problems whose bounds of tiles lie at the edges of tiles: one length exceeds the other by a tile, a little more or less,
-        if the mask reads lengths; and the last row is that far from a constant of the mask."""
+        """Problems whose bounds of tiles lie at the edges of tiles: one length exceeds the other by about a tile, if the mask
+        reads lengths; and the last row is about a number of tiles from a constant of the mask."""
         nodes = [] if self.spec.mask is None else [*walk(self.spec.mask)]
         rows, keys = self.tile
         lengths = []
