@@ -1051,7 +1051,10 @@ def _spoils_inside(case: Case) -> bool:
     return is_before and _is_mixed(case.allowed(0, 0)[:, key], WARPGROUP_ROWS)
 
 
-MANY_SPLITS = (4, 32)  # parts of a row that groups of threads of the join read at once; parts that lanes of a warp read
+OF_SPLITS: tuple[tuple[int, FarApart | None], ...] = ((4, None), (32, "rising"))
+MANY_SPLITS = tuple(
+    splits for splits, _ in OF_SPLITS
+)  # parts of a row that groups of threads of the join read at once; parts that lanes of a warp read
 
 
 def _has_distant_keys(case: Case, splits: int) -> bool:
@@ -1074,7 +1077,7 @@ JOINED = (
             by_values=scores is None,
             scores=scores,
         )
-        for splits, scores in zip(MANY_SPLITS, (None, "rising"), strict=True)
+        for splits, scores in OF_SPLITS
     ),
     Circumstance(
         "joined_splits",

@@ -93,7 +93,7 @@ def _far_apart(spec: AttentionSpec, scores: Scores, q_shape: tuple[int, ...], k_
     q, k = np.zeros(q_shape, np.float32), np.zeros(k_shape, np.float32)
     rows, keys = np.arange(q.shape[2]), np.arange(k.shape[2])[:, None]
     columns = np.arange(spec.head_dim) if spec.rotary is None else np.array([spec.head_dim - 1])
-    steps = keys // 2 % 251
+    steps = keys * 250 // max(len(keys) // 2, 250) // 2  # from 0 to 250, one more for two keys or more
     order = {"falling": steps, "equal": keys // 3 % 251, "rising": 250 - steps, "huge": (100 + 37 * keys) % 251}
     k[..., columns] = 5.0 + order.get(scores, (100 + 37 * (keys + columns)) % 251)
     if scores == "huge":
