@@ -1051,10 +1051,9 @@ def _spoils_inside(case: Case) -> bool:
     return is_before and _is_mixed(case.allowed(0, 0)[:, key], WARPGROUP_ROWS)
 
 
+# The numbers of splits that the groups of threads of a join, and the lanes of a warp, read at once; the scores that show it
 OF_SPLITS: tuple[tuple[int, FarApart | None], ...] = ((4, None), (32, "rising"))
-MANY_SPLITS = tuple(
-    splits for splits, _ in OF_SPLITS
-)  # parts of a row that groups of threads of the join read at once; parts that lanes of a warp read
+MANY_SPLITS = tuple(splits for splits, _ in OF_SPLITS)
 
 
 def _has_distant_keys(case: Case, splits: int) -> bool:
