@@ -25,7 +25,7 @@ from attngen.reference.stored import Layout
 from attngen.schedules.hopper_backward.plan import FOUND
 from attngen.spec.attention import AttentionSpec
 
-SPLITS = 4  # of a row's keys
+SPLITS = 4  # parts of a row's keys
 BEYOND = 17  # rows or keys past a constant of the mask or score
 FEW = 5  # rows or keys
 GROUP = 4  # query heads that share keys
@@ -43,7 +43,7 @@ class Aim:
     sections: bool = False
     laid_out: tuple[str, Layout] | None = None
     spoils: Spoils = ""
-    blocks: tuple[int, int] | None = None  # of `Draw`
+    blocks: tuple[int, int] | None = None  # as in `Draw`
     broadcast: bool = False
     spoils_sinks: bool = False
     lengths: tuple[tuple[int, int], ...] = ()
@@ -198,7 +198,7 @@ def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim
                 yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, kv_len)))
         for n in MANY_SPLITS:
             kv_len = (n + 1) * splits.keys + 1
-            for q_len in (FEW, kv_len):
+            for q_len in (FEW, kv_len)[: 2 if n == SPLITS else 1]:  # as many rows would take long
                 yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, kv_len), varied=False, steep=n > SPLITS), 2 * n)
             if has_sequences(plan):
                 every = ((FEW, 0), (FEW, kv_len))

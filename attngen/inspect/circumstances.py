@@ -32,7 +32,7 @@ from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
 
 FEW_ROWS = 8  # fewer than any warp has
 MUCH = 2.0**27  # numbers of fp32 of that size are 8 or more apart: its product with log2(e) is no exponent to compute with
-OVERFLOW = 100.0  # of a score whose exponential is infinite in fp32
+OVERFLOW = 100.0  # a score whose exponential is infinite in fp32
 NOTICED = 0.1  # a relative error of weights that no rounding hides
 MOST_APART = 10.0  # scores of a row none of whose weights is 0 in 16 bits
 ALIGNED = 8  # elements: rows of captured tensors then begin at multiples of 16 bytes
@@ -783,7 +783,7 @@ def _fills_a_tile(case: Case) -> bool:
 def _rise(maxima: Any) -> bool:
     """Whether a row's maximum of a tile exceeds those of the tiles before by RESCALE_EXPONENT powers of 2; [tiles, rows]."""
     before = np.maximum.accumulate(maxima)[:-1]
-    with np.errstate(invalid="ignore"):  # of tiles without pairs
+    with np.errstate(invalid="ignore"):  # tiles without pairs
         return bool(((maxima[1:] - before)[np.isfinite(before)] * np.log2(np.e) > RESCALE_EXPONENT).any())
 
 
@@ -907,7 +907,7 @@ FALLING, RISING = (
 def _has_equal_maxima(case: Case) -> bool:
     """Whether weights of a row differ by NOTICED or more if lse is one number of fp32."""
     scores, maxima = case.first_scores, case.row_maxima
-    with np.errstate(divide="ignore", invalid="ignore"):  # of rows without keys, or with NaN
+    with np.errstate(divide="ignore", invalid="ignore"):  # rows without keys, or with NaN
         lse = maxima + np.log((scores == maxima[:, None]).sum(1).astype(np.float64))
         rest = np.abs(lse - lse.astype(np.float32))
     return bool((rest[np.isfinite(rest)] > NOTICED).any())
@@ -1072,7 +1072,7 @@ JOINED = (
             f"a row whose keys lie in more than {splits} splits",
             _decode,
             lambda case, splits=splits: _has_distant_keys(case, splits),  # type: ignore[misc]
-            f"each row has keys in at most {splits} splits",
+            "rows have keys in fewer splits",
             by_values=scores is None,
             scores=scores,
         )

@@ -23,7 +23,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import round_to_storage
 
 REMEMBERED = 64  # problems
-FEW_DRAWS = 1  # of errors: a result within their bounds needs no others
+FEW_DRAWS = 1  # draws of errors: a result within their bounds needs no others
 Spoils = Literal["", "dout", "row of dO", "row of Q", "row of K"]
 LAYOUTS: dict[Layout, str] = {
     "rows": "rows that are not aligned", "base": "an address that is not aligned", "columns": "columns that are not neighbours",

@@ -80,7 +80,7 @@ class Draw:
 
 USUAL = Draw()
 AFTER_KEYS = 200  # by so much a number of keys exceeds kv_len
-LARGEST = 3e38  # of a sink
+LARGEST = 3e38  # a sink near the largest number of fp32 and bf16
 REMEMBERED = 2**21  # elements of Q, K and V that are kept for the next problem
 
 # Factors of scores, exact in each element type. Keys have factors from 5 to 255: a row's scores are no smaller than 5 * MIDDLE
@@ -112,14 +112,11 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def _normal(dtype: DType, seed: int, shapes: Shapes, magnitude: float) -> tuple[tuple[Array, ...], dict[str, Any]]:
-    """Random arrays of Q times `magnitude`, K and V, which nobody writes to, and the state of the generator after them."""
+    """Random arrays of Q times `magnitude`, K and V, and the state of the generator after them."""
     rng = np.random.default_rng(seed)
     arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
     arrays[0] *= np.float32(magnitude)
-    stored = tuple(round_to_storage(array, dtype) for array in arrays)
-    for array in stored:
-        array.flags.writeable = False
-    return stored, dict(rng.bit_generator.state)
+    return tuple(round_to_storage(array, dtype) for array in arrays), dict(rng.bit_generator.state)
 
 
 _remembered = lru_cache(16)(_normal)  # a search for problems asks for the same arrays beside other captured tensors
@@ -131,7 +128,8 @@ def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL)
     each = (("q_heads", "q_len", spec.head_dim), ("kv_heads", "kv_len", spec.head_dim), ("kv_heads", "kv_len", spec.head_dim_v))
     shapes = tuple((sizes["batch"], sizes[heads], sizes[length], dim) for heads, length, dim in each)
     is_small = sum(map(math.prod, shapes)) <= REMEMBERED
-    (q, k, v), state = (_remembered if is_small else _normal)(spec.dtype, seed, shapes, draw.magnitude)
+    stored, state = (_remembered if is_small else _normal)(spec.dtype, seed, shapes, draw.magnitude)
+    q, k, v = (array.copy() for array in stored)  # callers may write to theirs
     if draw.scores != "random":
         q, k = _far_apart(spec, draw.scores, q.shape, k.shape)
         q, k = (round_to_storage(array, spec.dtype) for array in (q * np.float32(draw.magnitude), k))

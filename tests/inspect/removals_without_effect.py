@@ -52,7 +52,7 @@ def constants(text: str) -> dict[str, int]:
     for name, value in _CONSTANT.findall(text):
         try:
             values[name] = eval(value.replace("/", "//"), {}, dict(values))
-        except (NameError, SyntaxError):  # of template parameters, or of a function
+        except (NameError, SyntaxError):  # constants of template parameters, or of a function
             continue
     return values
 
@@ -78,7 +78,7 @@ SOFTMAX_MMA = (
     "gpt2_fused.cu", "alibi_fused.cu", "gemma_softcap_fused.cu", "head_dim_80_fused.cu", "llama_gqa_fused.cu",
     "llama_rotary_fused.cu",
 )  # fmt: skip
-UNBOUNDED_MMA = tuple(name for name in SOFTMAX_MMA if name != "gemma_softcap_fused.cu")  # whose scores may be large
+UNBOUNDED_MMA = tuple(name for name in SOFTMAX_MMA if name != "gemma_softcap_fused.cu")  # scores may be large
 CAUSAL_MMA = (*SOFTMAX_MMA, "retention_fused.cu")
 OTHER_MMA = ("gpt_oss_sinks_fused.cu", "mistral_window_fused.cu", "packed_documents_fused.cu", "prefix_lm_fused.cu")
 MMA = (*CAUSAL_MMA, *OTHER_MMA)
@@ -278,7 +278,7 @@ OF_TILES = (
 )
 
 # --- forwards by mma.sync of a window
-WINDOW, SIZED_WINDOW = ("gpt_oss_sinks_fused.cu",), ("mistral_window_fused.cu",)  # of 128 keys; of a param
+WINDOW, SIZED_WINDOW = ("gpt_oss_sinks_fused.cu",), ("mistral_window_fused.cu",)  # windows of 128 keys, and of a param
 OF_WINDOWS = (
     WithoutEffect(WINDOW, ("max(0, q_lo - 127): the first operand",), MORE_TILES),
     WithoutEffect(
