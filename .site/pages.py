@@ -27,6 +27,7 @@ ASSETS = ("iframe-worker.js", "icon.svg", "site.css")
 LANGUAGES = {".attn": "attn", ".py": "python", ".lark": "text", ".ipynb": ""}
 LANGUAGES |= {".cu": "cuda", ".cuh": "cuda", ".j2": "cpp", ".hpp": "cpp", ".cpp": "cpp"}
 LISTED = ("specs", "generated")
+AT_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}  # documents
 ORDER = {f"{spec}_{schedule}.cu": i for i, (spec, schedule, _) in enumerate(LADDER)}
 CODE_OR_LINK = re.compile(
     r"^(?P<fence>```+|~~~+).*?^(?P=fence)|`[^`\n]+`|\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)", re.M | re.S
@@ -46,8 +47,8 @@ What `attngen` and `attngen.torch` offer. [The Python API](python.md) shows it i
 def uri_of(path: str) -> str | None:
     """Where the page of a file or directory of the repository is, as the uri of its Markdown; None where it has none."""
     within = path.removeprefix("docs/")
-    if path == "README.md":
-        return "index.md"
+    if path in AT_ROOT:
+        return AT_ROOT[path]
     if (ROOT / path).is_dir():
         written = within != path and (ROOT / path / "README.md").exists()
         return f"{within}/{'README' if written else 'index'}.md"
@@ -144,10 +145,11 @@ def on_files(files: Files, config: Any) -> Files:
         file.inclusion = InclusionLevel.INCLUDED if listed else InclusionLevel.NOT_IN_NAV
         files.append(file)
 
-    readme = (ROOT / "README.md").read_text()
-    documents = {f"docs/{f.src_uri}": f.content_string for f in files.documentation_pages()} | {"README.md": readme}
+    at_root = {path: (ROOT / path).read_text() for path in AT_ROOT}
+    documents = {f"docs/{f.src_uri}": f.content_string for f in files.documentation_pages()} | at_root
     notebooks = {f"docs/{f.src_uri}" for f in files if f.src_uri.endswith(".ipynb")}
-    add("index.md", rewritten(readme, "README.md", "index.md"))
+    for path, text in at_root.items():
+        add(AT_ROOT[path], rewritten(text, path, AT_ROOT[path]))
     add("reference.md", reference())
     for name in ASSETS:
         files.append(File.generated(config, f"assets/{name}", content=(SITE / name).read_text()))

@@ -46,7 +46,8 @@ def copied(to: Path) -> Path:
     """A copy of what the site is made of."""
     for name in (".site", "docs", "specs", "generated", "benchmarks"):
         shutil.copytree(ROOT / name, to / name)
-    shutil.copy(ROOT / "README.md", to)
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, to)
     (to / "attngen").symlink_to(ROOT / "attngen")
     return to
 

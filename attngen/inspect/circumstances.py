@@ -529,10 +529,14 @@ OWN = (
     ),
     Circumstance(
         "several_rounds",
-        "a row with a key after those that the threads of a block read at once",
+        "a block of few rows, one with a key after those that its threads read at once",
         lambda plan: not plan.schedule.is_fused,
-        lambda case: not case.is_empty and bool(case.allowed(0, 0)[:, ROUND * case.plan.threads :].any()),
-        "no row has a key so far to the right",
+        lambda case: (
+            not case.is_empty
+            and case.sizes["q_len"] < FEW_ROWS  # many rows of so many keys take long
+            and bool(case.allowed(0, 0)[:, ROUND * case.plan.threads :].any())
+        ),
+        "a few rows have no key so far to the right",
     ),
     Circumstance(
         "second_work_tile",
