@@ -32,7 +32,7 @@ LENGTHS = dict.fromkeys(SCHEDULES, ((7, 7), (100, 130))) | {"naive": ((7, 7), (1
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    tiers.cases(IN_16_BITS_AND_FP32, quick=[("retention", "fp32")], one_of=4),
+    tiers.cases(IN_16_BITS_AND_FP32, quick=[("retention", "fp32")], one_of=12),
 )
 def test_every_spec(name: str, dtype: str) -> None:
     spec, params = small(name, dtype, narrow=True), SMALL_PARAMS.get(name, {})

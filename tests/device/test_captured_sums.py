@@ -67,7 +67,7 @@ def test_every_class_of_access(case: str) -> None:
 ON_TENSOR_CORES = {f"{case}, {dtype}": (case, dtype) for case in CASES for dtype in ("fp16", "fp32")}
 
 
-@pytest.mark.parametrize("name", tiers.cases(list(ON_TENSOR_CORES), one_of=3))
+@pytest.mark.parametrize("name", tiers.cases(list(ON_TENSOR_CORES), one_of=8))
 def test_every_class_of_access_on_tensor_cores(name: str) -> None:
     case, dtype = ON_TENSOR_CORES[name]
     assert_right_in_any_order_of_threads(spec_of(case, dtype=dtype), TENSOR_CORES)
@@ -211,7 +211,7 @@ RESOURCES = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", tiers.cases(list(RESOURCES), one_of=3))
+@pytest.mark.parametrize("name", tiers.cases(list(RESOURCES), one_of=9))
 def test_nothing_is_spilled(name: str) -> None:
     """Two numbers at most where the sums of dK, dV or dQ leave nearly no register."""
     case, dtype, head_dim, arch = RESOURCES[name]

@@ -103,7 +103,7 @@ PARTS = 3  # the steps of a kernel are divided into so many, each in a test of i
 
 
 def in_turn(names: Iterable[str]) -> list[Any]:
-    return tiers.cases(product(names, range(PARTS)), one_of=2 * PARTS)
+    return tiers.cases(product(names, range(PARTS)), one_of=5 * PARTS)
 
 
 def steps_that_are_not_needed(name: str, spec: AttentionSpec, part: int, deterministic: bool) -> list[str]:

@@ -100,7 +100,7 @@ def outcome(name: str, kernels: Sequence[CompiledAttention]) -> str:
 
 @pytest.mark.parametrize(
     ("name", "schedule"),
-    tiers.cases([(name, schedule) for schedule in BY_SCHEDULE for name in BY_SCHEDULE[schedule]], one_of=2),
+    tiers.cases([(name, schedule) for schedule in BY_SCHEDULE for name in BY_SCHEDULE[schedule]], one_of=5),
 )
 def test_every_step_between_warps_is_needed(name: str, schedule: str) -> None:
     source = emitted(SPECS[name], schedule, "sm_90a")

@@ -58,7 +58,7 @@ LOW = [-1e4, FP16_MIN, -(2.0**17), -1e9, -(2.0**40), -1e30, BF16_MIN, -FLT_MAX]
 @pytest.mark.parametrize(
     ("kernel", "arch", "dtype"), tiers.cases(EVERY_DTYPE, quick=lambda *s: s[:2] in QUICK and s[2] == "bf16")
 )
-@pytest.mark.parametrize("low", tiers.cases(LOW, quick=[BF16_MIN], one_of=2))
+@pytest.mark.parametrize("low", tiers.cases(LOW, quick=[BF16_MIN], one_of=6))
 def test_additive_masks_of_large_negative_numbers(low: float, kernel: str, arch: str, dtype: str) -> None:
     spec = attngen.define(dtype=dtype, head_dim=64, scale=1.0, lse=True, **BIASED)
     problem = whole_numbers(spec)

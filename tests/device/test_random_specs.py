@@ -19,7 +19,7 @@ from tests.random_lengths import Call
 from tests.random_specs import failure
 
 
-@pytest.mark.parametrize("seed", tiers.cases(range(60), quick=range(4), one_of=2))
+@pytest.mark.parametrize("seed", tiers.cases(range(60), quick=range(4), one_of=4))
 def test_a_random_spec(seed: int) -> None:
     one = case(seed)
     assert not failure(one, seed), one
@@ -95,7 +95,7 @@ def test_gradients_that_were_wrong_once(what: str) -> None:
         assert not gradient_failure(ONCE_WRONG[what], seed)
 
 
-@pytest.mark.parametrize("seed", tiers.cases(range(36), quick=range(3), one_of=2))
+@pytest.mark.parametrize("seed", tiers.cases(range(36), quick=range(3), one_of=4))
 def test_a_random_gradient(seed: int) -> None:
     one = gradient_case(seed)
     assert one is None or not gradient_failure(one, seed), one

@@ -65,7 +65,7 @@ def test_a_positive_scale_is_no_operation_of_a_pair(kernel: str) -> None:
         quick=lambda kernel, dtype, variant: (
             dtype == "bf16" and (kernel, variant) in (("hopper", "soft-cap"), ("decode", "sink"), ("fused", "soft-cap"))
         ),
-        one_of=3,
+        one_of=6,
     ),
 )
 def test_forwards(kernel: str, dtype: str, variant: str) -> None:
@@ -82,7 +82,7 @@ def test_forwards(kernel: str, dtype: str, variant: str) -> None:
     tiers.cases(
         [one for one in EVERY if one[0] in ("naive", "tiled", "fused", "hopper")],
         quick=lambda kernel, dtype, variant: (kernel, dtype, variant) == ("fused", "fp16", "causal"),
-        one_of=3,
+        one_of=6,
     ),
 )
 def test_backwards(kernel: str, dtype: str, variant: str) -> None:

@@ -29,7 +29,7 @@ QUICK = [("alibi", "fp32"), ("packed_documents", "bf16")]
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    tiers.cases(IN_16_BITS_AND_FP32, quick=QUICK, one_of=2),
+    tiers.cases(IN_16_BITS_AND_FP32, quick=QUICK, one_of=6),
 )
 def test_every_schedule_against_the_oracle(name: str, dtype: str) -> None:
     spec, params = small(name, dtype, narrow=True), SMALL_PARAMS.get(name, {})

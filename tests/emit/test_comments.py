@@ -80,7 +80,7 @@ PLANS = list(plans())
 
 @pytest.mark.parametrize(
     ("spec", "schedule", "arch"),
-    tiers.cases([plan[1:] for plan in PLANS], quick=lambda spec, *_: spec.name in ("gpt2", "packed_documents")),
+    tiers.cases([plan[1:] for plan in PLANS], quick=lambda spec, *_: spec.name in ("gpt2", "packed_documents"), one_of=4),
     ids=[plan[0] for plan in PLANS],
 )
 def test_the_levels_differ_in_comments_alone(spec: AttentionSpec, schedule: str, arch: str) -> None:

@@ -95,7 +95,7 @@ COMPILED = [("naive", OLDEST_AND_NEWEST[:1]), ("tiled", OLDEST_AND_NEWEST[1:]), 
 
 
 @pytest.mark.parametrize(("schedule", "arches"), tiers.cases(COMPILED, quick=COMPILED[-1:]))
-@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["packed_documents"]))
+@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["packed_documents"], one_of=3))
 def test_every_spec_compiles_for_the_oldest_and_the_newest_architecture(
     name: str, schedule: str, arches: tuple[str, ...]
 ) -> None:

@@ -94,14 +94,14 @@ def survivors(spec: AttentionSpec, schedule: str, of_bounds: bool) -> list[str]:
 OWN_BOUNDS = ("gpt2", "mistral_window", "packed_documents")  # solved for k, on both sides, and classified per tile
 
 
-@pytest.mark.parametrize("name", tiers.cases(SPECS, one_of=4))
+@pytest.mark.parametrize("name", tiers.cases(SPECS, one_of=12))
 def test_a_fused_kernel_without_any_one_part_is_reported(name: str) -> None:
     assert survivors(small(name), "fused", name in OWN_BOUNDS) == []
 
 
 @pytest.mark.parametrize(
     ("name", "schedule"),
-    tiers.cases(product(["mistral_window", "retention"], ["naive", "tiled", *HOPPER_SCHEDULES]), one_of=2),
+    tiers.cases(product(["mistral_window", "retention"], ["naive", "tiled", *HOPPER_SCHEDULES]), one_of=6),
 )
 def test_other_kernels_without_any_one_part_are_reported(name: str, schedule: str) -> None:
     assert survivors(small(name), schedule, of_bounds=False) == []
@@ -132,7 +132,7 @@ def changed_lines(text: str) -> Iterator[tuple[str, str]]:
             ("hopper", "sm_90a", 2),
             ("decode", "sm_80", 11),
         ],
-        one_of=2,
+        one_of=5,
     ),
 )
 def test_a_kernel_that_does_not_rescale_or_takes_the_stride_of_another_tensor_is_reported(

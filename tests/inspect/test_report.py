@@ -56,7 +56,7 @@ def data_of(html: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule", "arch"), tiers.cases([*LADDER, *HOPPER], quick=[("gpt2", "tiled", "sm_80")], one_of=3)
+    ("name", "schedule", "arch"), tiers.cases([*LADDER, *HOPPER], quick=[("gpt2", "tiled", "sm_80")], one_of=6)
 )
 def test_a_page_is_small_whole_and_linked(name: str, schedule: str, arch: str) -> None:
     made = page(loaded(name), schedule, arch)

@@ -100,9 +100,7 @@ def truth() -> tuple[MachineCode, dict[int, tuple[int, ...]], list[str]]:
     return machine_code(source), spec_lines(loaded, plan, source), source.text.splitlines()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("name", "scheme"), tiers.cases(product(PAGES, ["light", "dark"]), one_of=3))
 def test_a_page_opens_alone_and_fits_the_screen(browser: Any, pages: Callable[[str], Path], name: str, scheme: str) -> None:
     reader = Reader(browser, pages(name), scheme)
     assert reader.complaints == []

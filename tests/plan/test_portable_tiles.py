@@ -128,7 +128,7 @@ def test_a_mask_of_keys_alone_keeps_its_64_rows() -> None:
         quick=[("bf16", 128, "sm_80"), ("fp32", 64, "sm_80")],
     ),
 )
-@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["gpt2", "packed_documents"], one_of=3))
+@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["gpt2", "packed_documents"], one_of=6))
 def test_default_plans_of_head_sizes_64_and_128_spill_nothing(name: str, dtype: str, head_dim: int, arch: str) -> None:
     spec = replace(shipped(name, dtype), head_dim=head_dim, head_dim_v=head_dim)
     made = compile_text(emit(spec, choose(spec, ARCHES[arch], "fused")))

@@ -74,7 +74,7 @@ def test_fewer_keys_never_need_more_registers(schedule: str) -> None:
             assert all(found[keys] <= size for keys, size in own.items())
 
 
-@pytest.mark.parametrize(("schedule", "row", "keys"), tiers.cases(DRAWN, quick=QUICK, one_of=2))
+@pytest.mark.parametrize(("schedule", "row", "keys"), tiers.cases(DRAWN, quick=QUICK, one_of=4))
 def test_the_table_is_current(schedule: str, row: str, keys: int) -> None:
     """The head size that planning reads in the table spills nothing, on an architecture for which it is read."""
     family = next(f for f in SPACES[schedule][1].families if str(f) == row)

@@ -29,7 +29,7 @@ PLACES = [(schedule, arch) for schedule, (_, measured) in SPACES.items() for arc
 pytestmark = pytest.mark.skipif(f"NVRTC-{nvrtc_version()}" not in compilers(), reason="this NVRTC has made no table")
 
 
-@pytest.mark.parametrize(("schedule", "arch"), tiers.cases(PLACES, one_of=3))
+@pytest.mark.parametrize(("schedule", "arch"), tiers.cases(PLACES, one_of=6))
 def test_default_plans_of_shipped_specs_spill_nothing(schedule: str, arch: str) -> None:
     plans = [plan for plan in default_plans(schedule, arch) if plan.facts.spec.name in SPECS]
     found = {plan.facts.spec.name: spilled_bytes(emit(plan.facts.spec, plan)) for plan in plans}

@@ -20,6 +20,7 @@ from attngen.torch import attention, create_block_mask, description, flex_attent
 from attngen.torch.closures import Closure  # noqa: E402
 from attngen.torch.graphs import ImportRefusal, graph_of, numbers_on  # noqa: E402
 from attngen.torch.math import by_torch  # noqa: E402
+from tests import tiers  # noqa: E402
 from tests.torch.flex import compiles, expected  # noqa: E402
 
 pytestmark = pytest.mark.long
@@ -266,7 +267,7 @@ OF_ANY_SHAPE = {
 }
 
 
-@pytest.mark.parametrize("name", [*SHAPED, *OF_ANY_SHAPE])
+@pytest.mark.parametrize("name", tiers.cases([*SHAPED, *OF_ANY_SHAPE], one_of=3))
 def test_shapes_of_captured_tensors_may_change(name: str) -> None:
     """torch.compile begins again if the expression would be another one, and only then."""
     make = (SHAPED | OF_ANY_SHAPE)[name]
