@@ -20,8 +20,7 @@ from attngen.emit.emitter import emit
 from attngen.plan import Plan, find_arch
 from attngen.plan.arch import Arch
 from attngen.plan.facts import DETERMINISTIC
-from attngen.schedules import choose, default_arch, parts_of, plans_for
-from attngen.schedules.choose import choice_of
+from attngen.schedules import choice_of, choose, default_arch, parts_of, plans_for
 from attngen.shipped import find_spec
 from attngen.spec.attention import SCHEDULE_NAMES, AttentionSpec, ScheduleName, Storage
 from attngen.spec.check import check
@@ -404,7 +403,7 @@ def _planned(
     usual = place.arch if on_gpu else default_arch(kernel or spec.kernel.schedule)
     plan = choose(spec, _arch(arch or usual), kernel)
     found = found_for(spec, plan) if on_gpu else {}
-    by_sizes = choice_of(spec, plan.arch, kernel).depends_on_lengths
+    by_sizes = bool(choice_of(spec, plan.arch, kernel).rules)
     source = emit(spec, plan)
     by_scale = has_scale_forms(spec)
     made = DeferredKernel(place, source) if later or by_sizes or by_scale or found else place.compile(source)

@@ -18,8 +18,7 @@ from attngen.emit.program import Program, evaluate
 from attngen.plan.arch import Arch
 from attngen.plan.facts import DETERMINISTIC, SpecFacts
 from attngen.plan.plan import Schedule
-from attngen.schedules import choose
-from attngen.schedules.choose import choice_of
+from attngen.schedules import choice_of, choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import names_in
@@ -72,7 +71,7 @@ def compile_backward(
     """
     plan = choose(spec, arch, schedule, direction="backward", wanted=wanted, deterministic=deterministic)
     tuned = found_for(spec, plan) if device.name.startswith("cuda") else {}
-    by_sizes = choice_of(spec, arch, schedule, plan.wanted, deterministic).depends_on_lengths
+    by_sizes = bool(choice_of(spec, arch, schedule, plan.wanted, deterministic).rules)
     # forms of the scale have other gradients of its params
     by_scale = has_scale_forms(spec) and names_in(spec.scale).isdisjoint(plan.wanted)
     return CompiledBackward(spec, plan, DeferredKernel(device, emit(spec, plan)), device, tuned, by_sizes, by_scale, schedule)

@@ -84,6 +84,20 @@ def test_heavy_imports_are_late(path: Path) -> None:
             assert module.split(".")[0] not in HEAVY - allowed, f"{relative} imports {module} at once"
 
 
+SCHEDULES = PACKAGE / "schedules"
+OF_SCHEDULES = sorted(p.name for p in SCHEDULES.iterdir() if (p / "__init__.py").exists() and p.name != "parts")
+
+
+@pytest.mark.parametrize("schedule", [*OF_SCHEDULES, "parts"])
+def test_a_schedule_imports_no_other(schedule: str) -> None:
+    """What several share is in `schedules/parts`, which imports none of them; imports inside functions count too."""
+    for path in (SCHEDULES / schedule).rglob("*.py"):
+        for module in imports(ast.parse(path.read_text())):
+            named = module.removeprefix("attngen.schedules.").split(".")[0]
+            assert named not in {*OF_SCHEDULES} - {schedule}, f"{path.name} of {schedule} imports {module}"
+            assert module != "attngen.schedules", f"{path.name} of {schedule} imports the package itself"
+
+
 PATH = re.compile(r"\b(?:templates|docs|attngen|tests|benchmarks|generated)/[\w./]*\.\w+")
 
 

@@ -27,8 +27,7 @@ from attngen.plan.arch import ARCHES
 from attngen.plan.facts import DETERMINISTIC
 from attngen.reference.compare import unit_in_last_place
 from attngen.reference.torch_oracle import torch_attention, torch_gradients
-from attngen.schedules import choose, parts_of
-from attngen.schedules.choose import alternatives, title_of
+from attngen.schedules import alternatives, choose, parts_of, title_of
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.gradient import gradient_argument
 

@@ -153,8 +153,7 @@ def _side(text: str, backward: bool) -> tuple[str, str | None, bool]:
 def _common_arch(one: Loaded, schedules: tuple[str, str]) -> str:
     """The first architecture that supports both schedules for this spec; if there is none, one whose planner says why."""
     from attngen.plan.arch import ARCHES
-    from attngen.schedules import default_arch
-    from attngen.schedules.choose import schedules_for
+    from attngen.schedules import default_arch, schedules_for
     from attngen.spec.attention import HOPPER_SCHEDULES
 
     has: list[Arch] = [arch for arch in ARCHES.values() if set(schedules) <= set(schedules_for(one.spec, arch))]

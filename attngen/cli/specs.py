@@ -135,7 +135,7 @@ def own_problem(
     """The problem of a call with these lengths if `auto` has a plan of their own for them: few rows and many keys, or short
     rows of many heads. Raises PlanRefusal."""
     from attngen.plan import Problem
-    from attngen.schedules.choose import choice_of
+    from attngen.schedules import choice_of
 
     problem = Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)  # only lengths matter here
     choice = choice_of(spec, arch, kernel, gradients.of(spec), gradients.deterministic)

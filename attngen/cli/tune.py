@@ -106,7 +106,7 @@ def command(
 
 def _list_candidates(one: Any, arch: str | None, kernel: str | None, gradients: Gradients) -> None:
     from attngen.diagnostics import counted
-    from attngen.schedules.choose import alternatives, title_of
+    from attngen.schedules import alternatives, title_of
 
     target = arch_named(arch, kernel, [one])
     planned, _ = source_of(one, target, kernel, gradients)

@@ -19,8 +19,7 @@ from attngen.inspect.manifest_beside import contradiction
 from attngen.plan import PlanRefusal, find_arch
 from attngen.plan.arch import ARCHES, Arch
 from attngen.plan.facts import DETERMINISTIC
-from attngen.schedules import choose
-from attngen.schedules.choose import default_arch
+from attngen.schedules import choose, default_arch
 from attngen.spec.attention import PORTABLE_SCHEDULES, SCHEDULE_NAMES, AttentionSpec
 from attngen.spec.gradient import QKV, GradientError, differentiable, gradient_argument
 

@@ -22,8 +22,8 @@ from attngen.reference.alternatives import Alternative
 from attngen.reference.definition import is_power_of_2
 from attngen.reference.problems import Scores as FarApart
 from attngen.reference.problems import broadcast_dims, captured_sinks
-from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
 from attngen.schedules.hopper_backward.plan import FOUND
+from attngen.schedules.parts.wgmma import WARPGROUP_ROWS
 from attngen.spec.attention import AttentionSpec, Input
 from attngen.spec.dtypes import from_storage
 from attngen.spec.expr import Apply, Expr, constant, rewrite, walk

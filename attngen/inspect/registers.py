@@ -30,7 +30,7 @@ from attngen.plan.facts import facts_of
 from attngen.plan.plan import Plan, Schedule
 from attngen.plan.register_table import HEAD_SIZES, Family, Measured, Widest, file_of, measured_by, table, to_text
 from attngen.schedules.backward import BACKWARD_SCHEDULES
-from attngen.schedules.choose import SCHEDULES
+from attngen.schedules.registry import SCHEDULES
 
 SPACES: dict[str, tuple[Schedule, Measured]] = {
     s.name: (s, s.measured) for s in (*SCHEDULES, *BACKWARD_SCHEDULES) if s.measured

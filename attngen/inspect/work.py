@@ -16,7 +16,7 @@ from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.products import operations_of_a_pair
 from attngen.reference.definition import Problem, allowed_rows
 from attngen.reference.problems import Sample
-from attngen.schedules.fused_mma.needs import operands
+from attngen.schedules.parts.mma import operands
 from attngen.schedules.tiled.plan import BLOCK_DV
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage

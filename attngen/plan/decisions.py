@@ -98,3 +98,4 @@ WHY_DELTA: dict[Delta, str] = {
 }
 WHY_LSE_REST = "one fp32 number cannot hold a large maximum and the logarithm of a sum beside it"
 WHY_ROTATED = "it reads and writes rows of Q and K once; those of K would be rotated again for each block of rows"
+WHY_PAIRS = "a warp copies those of a tile ahead, if rows begin at multiples of 16 bytes; else each pair reads its own"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 from attngen.diagnostics import Diagnostic, DiagnosticError, counted
@@ -26,13 +26,37 @@ NO_GRADIENTS_OF_CACHES = "padded keys and keys in pages are a cache for inferenc
 BACKWARD_SUFFIX = "_backward"  # ends the name of a schedule that computes gradients
 
 
+Origin = Literal["planned", "stated", "tuned", "short rows"]
+ORIGINS: dict[Origin, str] = {
+    "planned": "",
+    "stated": "stated in the spec",
+    "tuned": "as tuned",
+    "short rows": "for short rows",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One choice of the planner: printed in the header of the generated file and by `explain`."""
+    """One choice: printed in the header of the generated file and by `explain`."""
 
     field: str
     value: str
-    because: str
+    why: str  # in words; empty if the origin says all
+    origin: Origin = "planned"  # who has chosen
+
+    @property
+    def because(self) -> str:
+        return "; ".join(words for words in (ORIGINS[self.origin], self.why) if words)
+
+
+def origin_of(override: object) -> Origin:
+    """Who has chosen what a `kernel` statement may override."""
+    return "planned" if override is None else "stated"
+
+
+def stated_by(decisions: Sequence[Decision], origin: Origin) -> tuple[Decision, ...]:
+    """The decisions of a plan whose overrides come from elsewhere than the spec."""
+    return tuple(replace(d, origin=origin) if d.origin == "stated" else d for d in decisions)
 
 
 class DoesNotFit(Diagnostic):
@@ -89,6 +113,7 @@ class Schedule:
     holds_q: Callable[[SpecFacts, Arch, Tile], bool] = lambda facts, arch, tile: False
     measured: Measured | None = None  # its kernels whose registers ptxas counts; None: they are estimated
     by_lengths: Callable[[SpecFacts], TileChoice | None] = lambda facts: None  # None: one tile for all lengths
+    in_return: str = ""  # what it does instead, if it follows another one under its keyword that does not suit
     propose_tile: Callable[[Schedule, SpecFacts, Arch, Tile], Plan] | None = None  # the plan of a tile of `by_lengths`
     heads_side_by_side: Callable[[SpecFacts], tuple[HeadsInL2, str]] = heads_in_l2  # the rule, and the reason
     # whether gradients in a fixed order take no longer than others, for these numbers of queries and keys

@@ -10,12 +10,10 @@ from attngen.plan.arch import Arch
 from attngen.plan.decisions import WHY_ROTATED
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
-from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.plan import Decision, Plan, Schedule, origin_of, refusal
 from attngen.plan.shared_memory import SharedBuffer, lay_out
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec
-
-STATED = "stated in the spec"  # the reason for an override
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,8 @@ def pick_tile(
 
 def tile_decision(spec: AttentionSpec, tile: Tile, because: str) -> Decision:
     """The tile, and why it was chosen if the spec does not state it."""
-    return Decision("BLOCK_Q x BLOCK_KV", f"{tile.block_q} x {tile.block_kv}", STATED if spec.kernel.block_q else because)
+    origin = origin_of(spec.kernel.block_q)
+    return Decision("BLOCK_Q x BLOCK_KV", f"{tile.block_q} x {tile.block_kv}", "" if origin == "stated" else because, origin)
 
 
 def planned(

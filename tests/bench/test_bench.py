@@ -317,7 +317,7 @@ def test_tuning_keeps_the_fastest(gradients: str, monkeypatch: pytest.MonkeyPatc
 
     wanted = tuple(gradients.split(",")) if gradients else ()
     monkeypatch.setattr(tune, "CudaDevice", lambda: EmulatedDevice(arch="sm_75"))
-    monkeypatch.setattr(sys.modules["attngen.schedules.choose"], "candidates", lambda *asked: candidates(*asked)[:2])
+    monkeypatch.setattr(sys.modules["attngen.schedules.tuning"], "candidates", lambda *asked: candidates(*asked)[:2])
     monkeypatch.setattr(tune, "_compile_all", lambda programs, progress: None)
     monkeypatch.setattr(tune, "measure", timings)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")

@@ -9,7 +9,7 @@ import pytest
 import attngen
 from attngen.emit.emitter import emit
 from attngen.plan import ARCHES, Problem
-from attngen.schedules.choose import choice_of, choose
+from attngen.schedules import choice_of, choose
 from attngen.spec.attention import KernelRequest
 
 QKV = ("q", "k", "v")
@@ -72,7 +72,7 @@ def test_the_sizes_of_a_call_decide() -> None:
 def test_programs_of_all_lengths_have_their_arrays_in_one_order(wanted: tuple[str, ...]) -> None:
     """torch's launches fill in addresses by position."""
     inputs = {"bias": ("bf16", ("heads", "q_len", "kv_len")), "ids": ("int32", ("batch", "kv_len"))}
-    spec = attngen.define(dtype="bf16", head_dim=64, mask="same_document(ids)", score="s + bias[h, q, k]", inputs=inputs)
+    spec = attngen.define(dtype="bf16", head_dim=32, mask="same_document(ids)", score="s + bias[h, q, k]", inputs=inputs)
     programs = [emit(spec, p) for p in choice_of(spec, ARCHES["sm_90a"], wanted=wanted).plans()]
     assert len(programs) > 1
     orders = {tuple(t.argument for role in ("input", "output") for t in p.of_role(role)) for p in programs}

@@ -11,8 +11,8 @@ from attngen import define
 from attngen.plan import ARCHES, Plan, PlanRefusal
 from attngen.plan.facts import facts_of
 from attngen.schedules import choose
-from attngen.schedules.hopper import needs
 from attngen.schedules.hopper import plan as hopper
+from attngen.schedules.parts.wgmma import SLAB, why_not
 from attngen.spec.attention import HOPPER_SCHEDULES, KernelRequest
 from tests import tiers
 from tests.harness import SPECS, shipped
@@ -35,7 +35,7 @@ def test_of_shipped_specs(name: str, schedule: str) -> None:
         except PlanRefusal:
             continue
         planned_for += 1
-    assert planned_for or (schedule in HOPPER_SCHEDULES and hopper.why_not(facts_of(shipped(name)), ARCHES["sm_90a"]))
+    assert planned_for or (schedule in HOPPER_SCHEDULES and why_not(facts_of(shipped(name)), ARCHES["sm_90a"]))
 
 
 @pytest.mark.parametrize("head_dim_v", tiers.cases(SIZES, quick=[64, 200]))
@@ -50,4 +50,4 @@ def test_of_every_tile_of_hopper(head_dim: int, head_dim_v: int) -> None:
         assert (plan.block_q, plan.block_kv, plan.stages) == (tile.block_q, tile.block_kv, tile.stages)
         check(plan)
         (output,) = [b for b in plan.buffers if b.name == "O"]
-        assert output.bytes == plan.own.output_slabs * tile.block_q * 2 * needs.SLAB
+        assert output.bytes == plan.own.output_slabs * tile.block_q * 2 * SLAB

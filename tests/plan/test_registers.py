@@ -22,8 +22,7 @@ from attngen.plan.plan import Plan, PlanRefusal
 from attngen.plan.register_table import HEAD_SIZES, compilers, file_of, measured_by, parse, table, to_text
 from attngen.plan.tile import Tile
 from attngen.plan.variants import SPECS
-from attngen.schedules import candidates, choose
-from attngen.schedules.choose import request_of
+from attngen.schedules import candidates, choose, request_of
 from attngen.schedules.decode.registers import SMALLEST_KEYS
 from attngen.schedules.fused_mma.registers import VARIANTS, variant
 from attngen.schedules.tiled.plan import POSSIBLE as TILED_TILES

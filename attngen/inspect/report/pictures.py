@@ -12,8 +12,7 @@ from attngen.inspect.work import roofline
 from attngen.plan import Plan
 from attngen.plan.block_map import KIND_NAMES, count_kinds
 from attngen.plan.plan import PlanRefusal
-from attngen.schedules import choose
-from attngen.schedules.choose import schedules_for
+from attngen.schedules import choose, schedules_for
 from attngen.spec.attention import AttentionSpec, ScheduleName
 
 MOST_TILES = 64  # rows and columns of the map

@@ -9,8 +9,8 @@ from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import PackedTiles, Parameter, Several
 from attngen.schedules.decode.plan import OUTPUT_PAD, DecodePlan
-from attngen.schedules.mma import ByMma
-from attngen.schedules.tma import box_constant, box_rows, slabs_of
+from attngen.schedules.parts.mma_context import ByMma
+from attngen.schedules.parts.tma_context import box_constant, box_rows, slabs_of
 
 ROW_INDICES = {
     "q_idx": {"q_idx", "q_first"},

@@ -16,9 +16,9 @@ from attngen.plan.split_keys import INVARIANT_KEYS, Splits
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, kib, pick_tile, planned, tile_decision
 from attngen.schedules.decode.registers import Copies, head_sizes
-from attngen.schedules.fused_mma import needs
-from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, operands
-from attngen.schedules.hopper.needs import SLAB, slab_tiles, slabs
+from attngen.schedules.parts import mma
+from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim, width_of_v
+from attngen.schedules.parts.wgmma import SLAB, slab_tiles, slabs
 from attngen.spec.attention import AttentionSpec
 
 MOST_ROWS = 16  # rows per sequence up to which `auto` takes this schedule
@@ -38,19 +38,12 @@ SMALLEST = Tile(MMA_ROWS, 16, 2, 1)
 POSSIBLE = tuple(Tile(MMA_ROWS, kv, stages, warps) for kv in (64, 32, 16) for stages in (4, 3, 2) for warps in (8, 4, 2, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodePlan(mma.MmaPlan):
+    """The choices of this schedule beside its tile."""
 
     splits: Splits  # how many blocks the keys of a tile of rows are split over
     copies: Copies
-    q_in_registers: bool
-    split: needs.Split  # the type of the two parts of each number; empty: numbers are not split
-    summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
-    unrolled: int  # steps over the head size that are in one round of the loop over them; of split numbers
-    chunk: int  # elements that a lane copies at once, 16 bytes; a padded row in shared memory is padded by as many
-    qk_width: int  # elements per row of Q or K in shared memory, without the padding
-    v_width: int
     early: bool  # whether a kernel starts while the one before it runs
 
 
@@ -58,7 +51,7 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why this schedule cannot run the spec on `arch`; empty if it can."""
     if facts.spec.dropout is not None:
         return "it has no dropout, which is for training, and training reads rows in blocks"
-    return needs.lacks(facts.spec, arch)
+    return mma.lacks(facts.spec, arch)
 
 
 def why_not_tma(spec: AttentionSpec) -> str:
@@ -85,7 +78,7 @@ def is_for(problem: Problem) -> bool:
 def buffers(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[SharedBuffer, ...]:
     """The shared memory of a block. Each warp has stages of its own."""
     spec = facts.spec
-    d, pad, element = needs.padded_head_dim(spec), needs.chunk(spec), spec.dtype.name
+    d, pad, element = padded_head_dim(spec), chunk(spec), spec.dtype.name
     own = (tile.warps, tile.stages)
     visited = SharedBuffer(name="VISITED", element="int", shape=own, use="the tiles that stages hold")
     barriers = SharedBuffer(name="BARRIERS", element="mbarrier", shape=own, use="of each stage: its tiles have arrived")
@@ -101,12 +94,12 @@ def buffers(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[SharedBuffer, ...
 
 def key_buffers(spec: AttentionSpec, arch: Arch, tile: Tile) -> tuple[SharedBuffer, SharedBuffer]:
     """The stages of K and of V: slabs of columns, or padded rows."""
-    element, d, dv = spec.dtype.name, needs.padded_head_dim(spec), needs.width_of_v(spec)
+    element, d, dv = spec.dtype.name, padded_head_dim(spec), width_of_v(spec)
     of_k, of_v = (f"the {what} of {tile.stages} tiles of each warp" for what in ("keys", "values"))
     if copies_of(spec, arch) == "tma":
         k_shape, v_shape = ((tile.warps, tile.stages, slabs(n), tile.block_kv) for n in (d, dv))
         return slab_tiles("K", element, k_shape, of_k), slab_tiles("V", element, v_shape, of_v)
-    shape, pad = (tile.warps, tile.stages, tile.block_kv), needs.chunk(spec)
+    shape, pad = (tile.warps, tile.stages, tile.block_kv), chunk(spec)
     v_read = NEITHER if operands(spec).split else COLUMN
     return (
         SharedBuffer(name="K", element=element, shape=(*shape, d), use=of_k, pad=pad, read=COLUMN),
@@ -123,7 +116,7 @@ def row_state(spec: AttentionSpec, tile: Tile) -> Iterator[SharedBuffer]:
 
 def q_in_registers(spec: AttentionSpec) -> bool:
     """Whether the fragments of Q stay in registers: each warp has all rows of the block. Sums of a wide O leave no room."""
-    few = needs.q_registers(spec, 1) <= Q_REGISTERS
+    few = mma.q_registers(spec, 1) <= Q_REGISTERS
     return few and spec.head_dim_v <= WIDE and not operands(spec).split
 
 
@@ -174,23 +167,19 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
     """The plan of a tile that fits."""
     spec = facts.spec
     numbers = operands(spec)
-    alone = arch.shared_per_sm // 2 - RESERVED + ALIGN  # bytes of shared memory: a second block would not fit an SM
-    splits = splits_of(spec, tile)
+    alone = arch.shared_per_sm // 2 - arch.shared_reserved + ALIGN  # bytes of shared memory: a second block would not fit an SM
     unrolled = 4 if spec.head_dim_v <= WIDE else 2  # sums of O leave fewer registers
     holds = q_in_registers(spec)
-    own = DecodePlan(
-        splits=splits,
+    own = DecodePlan.of(
+        spec,
+        tile,
+        splits=splits_of(spec, tile),
         copies=copies_of(spec, arch),
         q_in_registers=holds,
-        split=numbers.split,
-        summed=needs.summed(tile),
         unrolled=unrolled,
-        chunk=needs.chunk(spec),
-        qk_width=needs.padded_head_dim(spec),
-        v_width=needs.width_of_v(spec),
         early=arch.has(Feature.GRID_DEPENDENCY),
     )
-    of_q = needs.q_registers(spec, 1)
+    of_q = mma.q_registers(spec, 1)
     ahead = kib(BLOCKS * under_way(facts, arch, tile))
     t = spec.dtype.name
     decisions = (
@@ -211,7 +200,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         Decision("partial results", "O before division by l, with m and l", WHY_SUMS)
         if spec.normalize == "softmax"
         else PLAIN_SUMS,
-        Decision("rows in shared memory", LAYOUT[own.copies].format(own.chunk), needs.WHY_PAD),
+        Decision("rows in shared memory", LAYOUT[own.copies].format(own.chunk), mma.WHY_PAD),
     )
     workspaces = ("split_O", "split_max", "split_sum") if spec.normalize == "softmax" else ("split_O",)
     placed = buffers(facts, arch, tile)

@@ -11,7 +11,7 @@ from attngen.plan.plan import Plan
 from attngen.plan.register_table import Family, Spilled, narrower, spilled, spilled_kernel, widest
 from attngen.plan.tile import Tile
 from attngen.plan.variants import SPECS, Variant, variant
-from attngen.schedules.fused_mma.needs import MMA_ROWS, OPERAND_STATEMENTS, operands
+from attngen.schedules.parts.mma import MMA_ROWS, OPERAND_STATEMENTS, counted_head_size, operands
 from attngen.spec.attention import MAX_HEAD_DIM
 
 Copies = Literal["tma", "cp_async"]  # how K and V are copied: `templates/parts/decode/by_NAME.j2`
@@ -30,7 +30,7 @@ FAMILIES = tuple(
 
 def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_registers: bool) -> tuple[int, int]:
     """The widest head size of which nothing is spilled, and what counts of the spec's."""
-    kernel, size = _as_spilled(facts, arch, tile, copies, q_in_registers), _size(facts, q_in_registers)
+    kernel, size = _as_spilled(facts, arch, tile, copies, q_in_registers), counted_head_size(facts, q_in_registers)
     if tile.block_kv <= SMALLEST_KEYS:
         return MAX_HEAD_DIM, size
     if kernel in spilled("decode"):
@@ -38,14 +38,9 @@ def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_re
     return widest(Family("decode", kernel.variant, kernel.operands, MMA_ROWS, WARPS, STAGES, copies), tile.block_kv), size
 
 
-def _size(facts: SpecFacts, q_in_registers: bool) -> int:
-    """What counts of a spec's head sizes: a thread has columns of O, and fragments of Q if they stay in registers."""
-    return max(facts.spec.head_dim_v, facts.spec.head_dim if q_in_registers else 0)
-
-
 def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_registers: bool) -> Spilled:
     numbers = operands(facts.spec).split or "16-bit"
-    return spilled_kernel(variant(facts), numbers, tile, copies, _size(facts, q_in_registers), arch)
+    return spilled_kernel(variant(facts), numbers, tile, copies, counted_head_size(facts, q_in_registers), arch)
 
 
 def as_spilled(plan: Plan) -> Spilled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attngen.diagnostics import counted
 from attngen.emit.loops import Loop, kernel, tiles_visited
 from attngen.plan.plan import Plan
-from attngen.schedules.tile_loops import mma_products
+from attngen.schedules.parts.loops import mma_products
 from attngen.schedules.timeline import COPY, STORE, TILES, Bar, Timeline, of_a_tile
 from attngen.spec.attention import AttentionSpec
 

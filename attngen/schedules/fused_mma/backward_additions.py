@@ -32,7 +32,8 @@ from attngen.schedules.fused_mma.backward_needs import (
     values_of_rows,
     widths,
 )
-from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, MMA_ROWS, chunk, classified_tiles, operands
+from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, classified_tiles
+from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 

@@ -11,9 +11,9 @@ from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Parameter
 from attngen.emit.variant import Function
-from attngen.schedules.fused import NOT_A_NUMBER, Fused
 from attngen.schedules.fused_mma import backward_additions, backward_needs
 from attngen.schedules.fused_mma.backward_needs import FusedMmaBackwardPlan
+from attngen.schedules.parts.fused_context import NOT_A_NUMBER, Fused
 
 DELTA_LANES = 8  # lanes that share a row: of 64 numbers of 16 bits, each loads 16 bytes
 ROW_LANES = 4  # lanes that share the columns of a row of a fragment

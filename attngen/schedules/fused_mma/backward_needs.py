@@ -11,12 +11,12 @@ from attngen.plan.captured_sums import TermSum, term_sums
 from attngen.plan.decisions import wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
-from attngen.plan.plan import Decision, Plan
+from attngen.plan.plan import Decision, Plan, origin_of
 from attngen.plan.saved import Delta, delta_of, row_values
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.plan.tile import Tile
-from attngen.plan.tile_search import STATED
-from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, WHY_IDLE, WHY_PAD, Split, chunk, operands
+from attngen.schedules.fused_mma.needs import WHY_IDLE
+from attngen.schedules.parts.mma import MMA_ROWS, WHY_PAD, Split, chunk, operands
 from attngen.spec.attention import AttentionSpec
 
 OF_KEYS = ("dk_dv", "dk", "dv")  # the kernels that own keys; the first has dS
@@ -117,12 +117,12 @@ def last_decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwa
     """What both forms say last; `room` is what a block of a tile takes."""
     why_stages = "the next tile is copied while one is multiplied"
     if facts.spec.kernel.stages:
-        why_stages = STATED
+        why_stages = ""
     elif tile.stages == 1 and room(facts, replace(tile, stages=2)) > arch.shared_per_block:
         why_stages = "two do not fit shared memory"
     elif tile.stages == 1:
         why_stages = "with two, fewer blocks fit a multiprocessor, and another block multiplies while this one waits"
-    yield Decision("stages", str(tile.stages), why_stages)
+    yield Decision("stages", str(tile.stages), why_stages, origin_of(facts.spec.kernel.stages))
     yield Decision("PART", str(own.part), "columns of S and dP at once: their registers fit beside those of the gradients")
     yield Decision("blocks per SM", str(blocks_of_an_sm(facts, arch, tile, room)), WHY_BLOCKS)
     if own.idle_copiers:
@@ -132,7 +132,7 @@ def last_decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwa
 
 def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile, room: Room) -> int:
     """Blocks for which an SM has shared memory, up to the number that it has all registers of a thread for."""
-    return min(arch.shared_per_sm // (room(facts, tile) + RESERVED), max(1, WARPS_OF_AN_SM // tile.warps))
+    return min(arch.shared_per_sm // (room(facts, tile) + arch.shared_reserved), max(1, WARPS_OF_AN_SM // tile.warps))
 
 
 WHY_BLOCKS = "this limits the registers of a thread; without the limit, the compiler spills some to make room for more blocks"

@@ -35,15 +35,8 @@ from attngen.schedules.fused_mma.backward_needs import (
     values_of_rows,
     widths,
 )
-from attngen.schedules.fused_mma.needs import (
-    CAPTURED_REGISTERS,
-    MMA_ROWS,
-    chunk,
-    classified_tiles,
-    lacks,
-    operands,
-    row_blocks,
-)
+from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, classified_tiles, row_blocks
+from attngen.schedules.parts.mma import MMA_ROWS, chunk, lacks, operands
 
 OTHER_REGISTERS = 56  # addresses, fragments
 OTHER_SPLIT_REGISTERS = 76  # the same where each number is two

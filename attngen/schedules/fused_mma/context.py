@@ -5,7 +5,7 @@ from __future__ import annotations
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.schedules.fused_mma.plan import FusedMmaPlan
-from attngen.schedules.mma import ByMma
+from attngen.schedules.parts.mma_context import ByMma
 
 
 class FusedMma(ByMma):

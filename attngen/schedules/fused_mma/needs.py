@@ -2,98 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-from attngen.plan.arch import Arch, Feature
+from attngen.plan.arch import Arch
 from attngen.plan.captured_staging import NOTHING, Staged
 from attngen.plan.facts import SpecFacts
 from attngen.plan.shared_memory import COLUMN, DROPOUT, NEITHER, WORK_TILE, SharedBuffer, aligned
 from attngen.plan.tile import Tile
+from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim, width_of_v
 from attngen.spec.attention import AttentionSpec
 
-NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
-MMA_ROWS = 16  # the rows of one mma
-CHUNK_BYTES = 16  # what a lane copies at once; a row in shared memory is padded by as much
-
-
-Split = Literal["", "tf32", "bf16"]
-
-
-@dataclass(frozen=True, slots=True)
-class Operands:
-    """The operands of tensor cores for a storage type."""
-
-    feature: Feature
-    split: Split = ""  # each number is the sum of two of these, and three products are summed for one
-    products: str = ""  # what that is called, and why it is done
-    because: str = ""
-
-
-OPERANDS = {
-    "fp16": Operands(Feature.MMA_FP16),
-    "bf16": Operands(Feature.MMA_BF16),
-    "fp32": Operands(
-        Feature.MMA_TF32,
-        "tf32",
-        "3xTF32",
-        "a number as the sum of two that tf32 holds, three products for one: as exact as fp32, and faster than the ordinary "
-        "arithmetic units",
-    ),
-    "fp32, precision high": Operands(
-        Feature.MMA_BF16,
-        "bf16",
-        "bf16x3",
-        "a number as the sum of two of bf16, three products for one, as `precision high` allows: errors of about 2^-18 of each",
-    ),
-}
-OPERAND_STATEMENTS = {"16-bit": "dtype fp16", "tf32": "dtype fp32", "bf16": "dtype fp32 precision high"}  # by `Family.operands`
 RANDOM_REGISTERS = 16  # for dropout: the words of a call of Philox, and what they become
 CAPTURED_REGISTERS = 10  # addresses of captured tensors, and indices into them, where registers are estimated
-RESERVED = 1024  # bytes of shared memory that the driver adds to each block
 TILE_WORDS = 2  # words of 32 tiles that a warp has classified: which are visited, which are full
 WHY_IDLE = "the 16-byte chunks of a row do not divide the number of threads"
-WHY_PAD = "the 8 rows that ldmatrix reads lie in different banks"
-
-
-def operands(spec: AttentionSpec) -> Operands:
-    return OPERANDS["fp32, precision high" if (spec.dtype.name, spec.precision) == ("fp32", "high") else spec.dtype.name]
-
-
-def lacks(spec: AttentionSpec, arch: Arch) -> str:
-    """The instructions for the spec that `arch` does not have, in words; empty if it has all."""
-    missing = [f.value.partition(":")[0] for f in (*NEEDED, operands(spec).feature) if not arch.has(f)]
-    return f"{arch.name} has no {', no '.join(missing)}" if missing else ""
-
-
-def chunk(spec: AttentionSpec) -> int:
-    """Elements that a lane copies at once."""
-    return CHUNK_BYTES // spec.dtype.bytes
-
-
-def padded_head_dim(spec: AttentionSpec) -> int:
-    """The head size rounded up to the 16 elements that a step sums over; the rest is zeros in shared memory."""
-    return -(-spec.head_dim // 16) * 16
-
-
-def width_of_v(spec: AttentionSpec) -> int:
-    """The head size of V as shared memory holds it: split operands are multiplied 16 columns at a time."""
-    return -(-spec.head_dim_v // 16) * 16 if operands(spec).split else spec.head_dim_v
 
 
 def row_blocks(tile: Tile) -> int:
     """Blocks of 16 rows that a warp computes."""
     return tile.block_q // (MMA_ROWS * tile.warps)
-
-
-def q_registers(spec: AttentionSpec, row_blocks: int) -> int:
-    """Registers of a thread for the fragments of Q."""
-    return row_blocks * padded_head_dim(spec) * spec.dtype.bytes // 8
-
-
-def summed(tile: Tile) -> int:
-    """Split operands: steps of 16 keys whose products are added to the output together, their fragments of V in registers."""
-    return min(2, tile.block_kv // 16)
 
 
 def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
@@ -144,4 +69,4 @@ def shared_bytes(facts: SpecFacts, tile: Tile) -> int:
 def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
     """The number of blocks that an SM has room for, whatever number of registers their threads have."""
     by_registers = arch.registers_per_sm // ((arch.max_registers_per_thread + 1) * 32 * tile.warps)
-    return min(arch.shared_per_sm // (shared_bytes(facts, tile) + RESERVED), by_registers)
+    return min(arch.shared_per_sm // (shared_bytes(facts, tile) + arch.shared_reserved), by_registers)

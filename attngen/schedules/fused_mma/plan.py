@@ -9,13 +9,15 @@ from attngen.plan.arch import Arch
 from attngen.plan.captured_staging import pair_elements
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
-from attngen.plan.plan import Decision, Plan, Schedule
+from attngen.plan.plan import Decision, Plan, Schedule, origin_of
 from attngen.plan.register_table import Family
 from attngen.plan.tile import Tile
-from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned, tile_decision
+from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
 from attngen.plan.variants import of_pairs, reads_pairs
 from attngen.schedules.fused_mma import needs
 from attngen.schedules.fused_mma.registers import head_sizes, may_hold_q, variant
+from attngen.schedules.parts import mma
+from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim, q_registers, width_of_v
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Gather, walk
 from attngen.spec.print_attn import expression_to_text
@@ -54,25 +56,18 @@ WHY_KEYS = "read once for each key of a partial tile, during Q K^T, instead of b
 WHY_PAIRS = "a load of 4 bytes before Q K^T, in full tiles, if rows begin at multiples of 4 bytes; else each pair reads its own"
 
 
-@dataclass(frozen=True, slots=True)
-class FusedMmaPlan:
-    """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedMmaPlan(mma.MmaPlan):
+    """The choices of this schedule beside its tile."""
 
-    q_in_registers: bool
     copies_between_steps: bool  # copies are issued between the steps of a tile's products, not before them
     idle_copiers: bool  # some threads copy nothing: a row's chunks do not divide the number of threads
-    split: needs.Split  # the type of the two parts of each number; empty: numbers are not split
-    summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
-    unrolled: int  # steps over the head size that are in one round of the loop over them; of split numbers
-    chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
-    qk_width: int  # elements per row of Q or K in shared memory, without the padding
-    v_width: int
     one_stage_because: str  # why there is one stage, if the reason is that there is no room for two
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why this schedule cannot run the spec on `arch`; empty if it can."""
-    return needs.lacks(facts.spec, arch)
+    return mma.lacks(facts.spec, arch)
 
 
 def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
@@ -83,28 +78,28 @@ def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
 def blocks_told(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
     """The blocks per SM that the launch bounds state; 0: none. Split operands are fastest with all registers of a thread, which
     the compiler does not use otherwise."""
-    return max(1, needs.blocks_of_an_sm(facts, arch, tile)) if needs.operands(facts.spec).split else 0
+    return max(1, needs.blocks_of_an_sm(facts, arch, tile)) if operands(facts.spec).split else 0
 
 
 def is_roomy(facts: SpecFacts, arch: Arch, tile: Tile) -> bool:
     """Whether BLOCKS blocks fit an SM; with two stages, with a fifth of its shared memory to spare. Split operands need all the
     registers of a thread."""
-    if needs.operands(facts.spec).split:
+    if operands(facts.spec).split:
         return True
-    shared = BLOCKS * (needs.shared_bytes(facts, tile) + needs.RESERVED)
+    shared = BLOCKS * (needs.shared_bytes(facts, tile) + arch.shared_reserved)
     return needs.blocks_of_an_sm(facts, arch, tile) >= BLOCKS and (tile.stages == 1 or 5 * shared <= 4 * arch.shared_per_sm)
 
 
 def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
     """The tiles to try, the fastest first, as measured by `attngen tune`."""
     spec = facts.spec
-    if not needs.operands(spec).split:
+    if not operands(spec).split:
         if reads_pairs(spec):
             return (*PREFERRED_FOR_PAIRS, *PREFERRED)
         from_data = spec.mask is not None and any(isinstance(node, Gather) and of_pairs(node) for node in walk(spec.mask))
         for_data = [t for t in PREFERRED_FOR_DATA if t.block_q <= ROOMY_ROWS or needs.staged_of(facts, t).rows]
         return (*for_data, *PREFERRED) if from_data else PREFERRED
-    full = needs.operands(spec).split == "bf16" and spec.mask is None
+    full = operands(spec).split == "bf16" and spec.mask is None
     return (*PREFERRED_SPLIT_FULL, *PREFERRED_SPLIT) if full else PREFERRED_SPLIT
 
 
@@ -128,15 +123,15 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 def copies_between_steps(spec: AttentionSpec, tile: Tile) -> bool:
     """Whether copies are issued between the steps of products instead of before them: if there are enough steps, a warp has two
     row blocks, and it is not slower."""
-    steps, last = needs.padded_head_dim(spec) // needs.MMA_ROWS, tile.block_kv // needs.MMA_ROWS
+    steps, last = padded_head_dim(spec) // MMA_ROWS, tile.block_kv // MMA_ROWS
     narrow = max(spec.head_dim, spec.head_dim_v) <= BETWEEN_UP_TO
-    return steps >= 3 and last >= 2 and needs.row_blocks(tile) == 2 and narrow and not needs.operands(spec).split
+    return steps >= 3 and last >= 2 and needs.row_blocks(tile) == 2 and narrow and not operands(spec).split
 
 
 def idle_copiers(spec: AttentionSpec, tile: Tile) -> bool:
     """Whether some threads copy nothing: the chunks of a row of 16-bit numbers do not divide the number of threads."""
-    widths = (needs.padded_head_dim(spec), needs.width_of_v(spec))
-    return not needs.operands(spec).split and any(32 * tile.warps % (width // needs.chunk(spec)) for width in widths)
+    widths = (padded_head_dim(spec), width_of_v(spec))
+    return not operands(spec).split and any(32 * tile.warps % (width // chunk(spec)) for width in widths)
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
@@ -146,7 +141,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(facts, arch, t)]
     tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(facts, arch, t))
     fastest = "the fastest measured tile " + (
-        "of which" if tile in roomy and not needs.operands(spec).split else "that fits registers and shared memory;"
+        "of which" if tile in roomy and not operands(spec).split else "that fits registers and shared memory;"
     )
     holds = spec.kernel.q != "shared" and may_hold_q(facts, arch, tile)
     return with_tile(schedule, facts, arch, tile, holds, fastest)
@@ -156,15 +151,13 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
     """The plan of a tile that fits; `holds`: Q stays in registers."""
     spec, stages = facts.spec, tile.stages
     staged = replace(needs.staged_of(facts, tile), pairs=pair_elements(spec).pairs)
-    numbers = needs.operands(spec)
-    pad, t = needs.chunk(spec), spec.dtype.name
+    numbers = operands(spec)
+    pad, t = chunk(spec), spec.dtype.name
     between, idle = copies_between_steps(spec, tile), idle_copiers(spec, tile)
     beside = f"V is copied during Q K^T, the next K during {'' if between else WEIGHING[spec.normalize]}P V"
     why_stages = beside if stages == 1 else "the next K and V are copied while these are used"
-    if spec.kernel.stages:
-        why_stages = f"{STATED}; {why_stages}"
-    rows = needs.MMA_ROWS * needs.row_blocks(tile)
-    shared = ", and a fragment of K or V serves two products" if rows > needs.MMA_ROWS else ""
+    rows = MMA_ROWS * needs.row_blocks(tile)
+    shared = ", and a fragment of K or V serves two products" if rows > MMA_ROWS else ""
     blocks, room = blocks_told(facts, arch, tile), needs.blocks_of_an_sm(facts, arch, tile)
     room_for = f" an SM has room for {counted(room, 'block')}"
     decisions = (
@@ -173,26 +166,23 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
         *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
         tile_decision(spec, tile, why + room_for),
         Decision("warps", str(tile.warps), f"{rows} rows each: no warp needs the scores of another{shared}"),
-        Decision("stages", str(stages), why_stages),
-        Decision("Q", "in registers" if holds else "in shared memory", _why_q(spec, tile, holds)),
+        Decision("stages", str(stages), why_stages, origin_of(spec.kernel.stages)),
+        Decision("Q", "in registers" if holds else "in shared memory", _why_q(spec, tile, holds), origin_of(spec.kernel.q)),
         *([Decision("copies", "between products", WHY_BETWEEN)] if between else []),
         *([Decision("copying threads", "not all", needs.WHY_IDLE)] if idle else []),
-        *([Decision("partial sums", f"of {16 * needs.summed(tile)} keys", WHY_SUMMED)] if numbers.split else []),
+        *([Decision("partial sums", f"of {16 * mma.summed(tile)} keys", WHY_SUMMED)] if numbers.split else []),
         *([Decision("blocks per SM", str(blocks), WHY_BLOCKS)] if blocks else []),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if staged.keys else []),
         *(Decision(expression_to_text(e.gather), "two keys at once", WHY_PAIRS) for e in staged.pairs),
-        Decision("rows in shared memory", f"padded by {pad}", needs.WHY_PAD),
+        Decision("rows in shared memory", f"padded by {pad}", mma.WHY_PAD),
     )
-    own = FusedMmaPlan(
+    own = FusedMmaPlan.of(
+        spec,
+        tile,
         q_in_registers=holds,
         copies_between_steps=between,
         idle_copiers=idle,
-        split=numbers.split,
-        summed=needs.summed(tile),
         unrolled=1,  # more would take registers; other warps fill the time that a product takes
-        chunk=pad,
-        qk_width=needs.padded_head_dim(spec),
-        v_width=needs.width_of_v(spec),
         one_stage_because=one_stage_because(facts, arch, tile),
     )
     return planned(schedule, facts, arch, tile, decisions, needs.buffers(facts, tile), own, blocks=blocks, staged=staged)
@@ -206,9 +196,9 @@ def of_family(schedule: Schedule, family: Family, facts: SpecFacts, arch: Arch, 
 
 def _why_q(spec: AttentionSpec, tile: Tile, holds: bool) -> str:
     if spec.kernel.q:
-        return STATED
-    if needs.operands(spec).split:
-        twice = 2 * needs.q_registers(spec, needs.row_blocks(tile))
+        return ""
+    if operands(spec).split:
+        twice = 2 * q_registers(spec, needs.row_blocks(tile))
         return f"split in two, its fragments would take {twice} registers a thread, which spills others"
-    needed = f"its fragments take {needs.q_registers(spec, needs.row_blocks(tile))} registers a thread"
+    needed = f"its fragments take {q_registers(spec, needs.row_blocks(tile))} registers a thread"
     return needed if holds else f"{needed}, which spills others"

@@ -12,7 +12,8 @@ from attngen.plan.plan import Plan
 from attngen.plan.register_table import Family, Spilled, narrower, spilled, spilled_kernel, widest
 from attngen.plan.tile import Tile
 from attngen.plan.variants import DOCUMENTS, SPECS, without_dropout
-from attngen.schedules.fused_mma.needs import OPERAND_STATEMENTS, RANDOM_REGISTERS, operands, row_blocks, staged_of
+from attngen.schedules.fused_mma.needs import RANDOM_REGISTERS, row_blocks, staged_of
+from attngen.schedules.parts.mma import OPERAND_STATEMENTS, counted_head_size, operands
 from attngen.spec.attention import MAX_HEAD_DIM
 
 # The variants of which the table has rows, and those whose elements of keys are staged in shared memory.
@@ -64,7 +65,7 @@ def variant(facts: SpecFacts, tile: Tile) -> Row:
 
 def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool = False) -> tuple[int, int]:
     """The widest head size of which nothing is spilled, and what counts of the spec's."""
-    rows, split, size = 16 * row_blocks(tile), operands(facts.spec).split, _size(facts, q_in_registers)
+    rows, split, size = 16 * row_blocks(tile), operands(facts.spec).split, counted_head_size(facts, q_in_registers)
     if facts.spec.dropout is not None:
         size = min(size + 2 * RANDOM_REGISTERS // row_blocks(tile), MAX_HEAD_DIM)  # as many columns of O
     if split and tile.block_kv <= SMALLEST_KEYS:
@@ -82,15 +83,10 @@ def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool = 
     return min(_widest(family, tile.block_kv) for family in families), size
 
 
-def _size(facts: SpecFacts, q_in_registers: bool) -> int:
-    """What counts of a spec's head sizes: a thread has columns of O, and fragments of Q if they stay in registers."""
-    return max(facts.spec.head_dim_v, facts.spec.head_dim if q_in_registers else 0)
-
-
 def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool) -> Spilled:
     numbers, q = operands(facts.spec).split or "16-bit", "registers" if q_in_registers else "shared"
     kind = variant(facts, tile) + (",dropout" if facts.spec.dropout is not None else "")
-    return spilled_kernel(kind, numbers, tile, q, _size(facts, q_in_registers), arch)
+    return spilled_kernel(kind, numbers, tile, q, counted_head_size(facts, q_in_registers), arch)
 
 
 def as_spilled(plan: Plan) -> Spilled:

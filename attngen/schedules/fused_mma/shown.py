@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
-from attngen.schedules.tile_loops import mma_products, tile_loop
+from attngen.schedules.parts.loops import mma_products, tile_loop
 from attngen.schedules.timeline import TILES, Timeline, copies_of, of_a_tile
 from attngen.spec.attention import AttentionSpec
 

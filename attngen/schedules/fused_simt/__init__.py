@@ -8,6 +8,7 @@ FUSED_SIMT = Schedule(
     name="fused_simt",
     keyword="fused",
     summary="Fused without tensor cores: online softmax, tiles in shared memory as fp32; any storage type, any architecture.",
+    in_return="products on the ordinary arithmetic units",
     propose=plan.propose,
     tiles=plan.tiles,
     context=FusedSimt,

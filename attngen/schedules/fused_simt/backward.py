@@ -9,6 +9,7 @@ FUSED_SIMT_BACKWARD = Schedule(
     keyword="fused",
     direction="backward",
     summary="Gradients in O(S) memory without tensor cores: weights recomputed from lse, blocks own keys, then rows.",
+    in_return="products on the ordinary arithmetic units",
     propose=backward_plan.propose,
     tiles=backward_plan.tiles,
     context=FusedSimtBackward,

@@ -11,10 +11,10 @@ from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Parameter
 from attngen.emit.variant import Function
 from attngen.plan.captured_sums import Place
-from attngen.schedules.fused import BLOCKS
 from attngen.schedules.fused_simt import plan as forward
 from attngen.schedules.fused_simt.backward_plan import FusedSimtBackwardPlan
 from attngen.schedules.fused_simt.context import PAD
+from attngen.schedules.parts.fused_context import BLOCKS
 
 
 class FusedSimtBackward(CapturedSums):

@@ -13,7 +13,6 @@ from attngen.plan.saved import Delta, delta_of, row_values, row_workspaces, save
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, kib, pick_tile, planned, tile_decision
-from attngen.schedules.fused_mma.backward_plan import why_not as why_not_fused_mma
 from attngen.schedules.fused_simt.plan import PAD
 
 # Terms of one partial sum of dO V^T and of delta: few, since dP - delta is a small difference in rows with few keys.
@@ -148,7 +147,6 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     saved, terms, blocks = saved_results(facts), term_sums(facts, diagonals=True), blocks_of_an_sm(facts, arch, square)
     threads = 32 * square.warps
     decisions = (
-        Decision("schedule", schedule.name, f"{why_not_fused_mma(facts, arch)}: products on the ordinary arithmetic units"),
         wanted_decision(facts),
         *saved_decisions(saved),
         *delta_decisions(own.delta),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attngen.emit.constants import SLICE, ConstantLine, thread_grid
 from attngen.emit.kernel_text import KernelText
-from attngen.schedules.fused import Fused
 from attngen.schedules.fused_simt import plan as fused_simt
+from attngen.schedules.parts.fused_context import Fused
 
 
 class FusedSimt(Fused):

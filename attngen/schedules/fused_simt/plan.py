@@ -11,7 +11,6 @@ from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.shared_memory import COLUMN, ROW, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, kib, pick_tile, planned, tile_decision
-from attngen.schedules.fused_mma.plan import why_not as why_not_fused_mma
 from attngen.spec.attention import AttentionSpec
 
 WARPS = 4
@@ -71,7 +70,6 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     own, dims = choices(spec), spec.head_dim_v // COLUMN_THREADS
     why = f"the largest preferred tile that fits {kib(arch.shared_per_block)} of shared memory and the registers"
     decisions = (
-        Decision("schedule", "fused_simt", f"{why_not_fused_mma(facts, arch)}: products on the ordinary arithmetic units"),
         *score_decisions(facts),
         tile_decision(spec, tile, why),
         Decision("THREADS", str(32 * WARPS), f"{ROW_THREADS} x {COLUMN_THREADS} threads over the tile"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
 from attngen.schedules.fused_simt import plan as fused_simt
-from attngen.schedules.tile_loops import softmax_loop, tile_loop
+from attngen.schedules.parts.loops import softmax_loop, tile_loop
 from attngen.schedules.timeline import COPY, TILES, Bar, Timeline, of_a_tile
 from attngen.spec.attention import AttentionSpec
 

@@ -3,13 +3,14 @@
 from attngen.plan.plan import Schedule
 from attngen.schedules.hopper import needs, plan, shown
 from attngen.schedules.hopper.context import Hopper
+from attngen.schedules.parts import wgmma
 
 HOPPER = Schedule(
     name="hopper",
     keyword="hopper",
     summary="A persistent kernel with warp specialization: a producer copies by TMA, two to four consumers multiply by wgmma.",
     propose=plan.propose,
-    why_not=plan.why_not,
+    why_not=wgmma.why_not,
     tiles=plan.tiles,
     by_lengths=plan.by_lengths,
     propose_tile=plan.with_tile,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import MULTIPROCESSORS, Parameter
-from attngen.emit.variant import Variant
 from attngen.plan import bounded_scores
 from attngen.plan.axes import KEYS
 from attngen.schedules.hopper import plan as hopper
-from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
-from attngen.schedules.tma import ByTma, box_constant
+from attngen.schedules.parts.tma_context import ByTma, argument_members, box_constant, pair_lanes
+from attngen.schedules.parts.wgmma import WARPGROUP_ROWS
 from attngen.spec.operator import ZERO
 
 
@@ -146,12 +144,6 @@ class Hopper(ByTma):
         }
 
 
-def pair_lanes(keys: int) -> ConstantLine:
-    """The lanes of a warp that copy a row of a tile of elements of pairs: a power of 2."""
-    lanes = next(n for n in (8, 16, 32) if 8 * n >= keys)
-    return ConstantLine("PAIR_LANES", lanes, "that copy a row of them, 16 bytes each")
-
-
 TWO_ONES = {"fp16": "0x3c003c00", "bf16": "0x3f803f80"}
 WARP_ROWS = 16  # per warp; a warpgroup has 64
 OUTPUT_SLABS = "of a warp's rows on their way to global memory"
@@ -160,21 +152,3 @@ RELEASES = {
     True: ("4 * CONSUMERS", "arrivals that empty a stage: one of each warp of a consumer"),
     False: ("CONSUMERS", "arrivals that empty a stage: one of each consumer"),
 }
-
-
-def argument_members(parameters: tuple[Parameter, ...], variant: Variant, exponent: bool = False) -> list[tuple[str, str]]:
-    """The kernel's arguments as members of the roles: the line that declares each group, and its values. `exponent`: and the
-    factor of exponents, if it varies."""
-    maps = [p.name for p in parameters if p.ctype.endswith("TensorMap")]
-    others = [p for p in parameters if p.name not in maps and not p.is_captured]
-    lines = [(f"const TensorMap {', '.join(f'*{m}' for m in maps)}", ", ".join(f"&{m}" for m in maps))]
-    for (ctype, _), group in groupby(others, key=lambda p: (p.ctype, p.name if p.ctype.endswith("*") else "")):
-        names = ", ".join(p.name for p in group)
-        lines.append((f"{ctype} {names}", names))
-    if len(maps) + len(others) < len(parameters):
-        lines.append(("Captured in", "in"))
-    if not variant.scale_is_constant:
-        lines.append(("float softmax_scale", "softmax_scale"))
-    if exponent and variant.exponent_varies:
-        lines.append(("float exponent_scale", "exponent_scale"))
-    return lines

@@ -7,15 +7,14 @@ from attngen.plan.axes import ROWS
 from attngen.plan.captured_staging import Element, pair_elements
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
-from attngen.plan.shared_memory import COLUMN, WORK_TILE, SharedBuffer, aligned
+from attngen.plan.shared_memory import WORK_TILE, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost
-from attngen.schedules.hopper.tiles import WARPGROUP_ROWS, consumers
+from attngen.schedules.hopper.tiles import consumers
+from attngen.schedules.parts.wgmma import WARPGROUP_ROWS, slab_tiles, slabs
 from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.expr import Gather, names_in, walk
 
-SLAB = 64  # 16-bit columns of 128 bytes: what the swizzle permutes
-SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned; their sizes are multiples of it
 OTHER_REGISTERS = 30  # per consumer thread: addresses, row state, exponents in flight
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
 PAIR_ELEMENT_REGISTERS = 18  # if each pair reads an element of its own: with fewer, each read waits for the previous one
@@ -31,19 +30,6 @@ WHOSE = {
     True: "Q holds now, and held before",
     False: "are current, and were before",
 }  # by whether Q goes to registers at once
-
-
-def slabs(head_dim: int) -> int:
-    """Slabs of SLAB columns that hold a head; zeros fill the last one."""
-    return -(-head_dim // SLAB)
-
-
-def slab_tiles(name: str, dtype: str, extents: tuple[int, ...], use: str, then: str = "") -> SharedBuffer:
-    """Tiles in slabs of SLAB columns, swizzled as TMA and wgmma have them; `extents` are those before the columns."""
-    shape, read = (*extents, SLAB), COLUMN if name in "QKV" else None
-    buffer = SharedBuffer(name=name, element=dtype, shape=shape, use=use, swizzled=True, read=read, then=then)
-    assert buffer.bytes % SWIZZLE_ATOM == 0, buffer
-    return buffer
 
 
 def buffers(
@@ -66,8 +52,10 @@ def buffers(
         slab_tiles("Q", t, rows, "the query rows" + whose),
         slab_tiles("K", t, (stages, d, kv), f"the keys of {stages} tiles"),
         slab_tiles("V", t, (stages, dv + ones, kv), f"the values of {stages} tiles" + ", and ones" * ones),
-        slab_tiles("O", t, (4 * groups, output_slabs, 16), "output rows of each warp, on their way to global memory"),
-        *(slab_tiles("PAIRS", t, of_pairs, f"{e.gather.input} of each consumer's tiles") for e in pairs),
+        slab_tiles(
+            "O", t, (4 * groups, output_slabs, 16), "output rows of each warp, on their way to global memory", read=None
+        ),
+        *(slab_tiles("PAIRS", t, of_pairs, f"{e.gather.input} of each consumer's tiles", None) for e in pairs),
         words("BARRIERS", (of_q + 4 * stages + 2 * groups * pair_slots,), "see the kernel", "mbarrier"),
         words("WORK_TILES", (2, len(WORK_TILE) + rotates), "which rows and head " + WHOSE[holds]),
         *([visits] if facts.bounds.per_tile else []),  # the producer classifies tiles and publishes them

@@ -8,22 +8,22 @@ from typing import Literal, TypeVar
 
 from attngen.diagnostics import counted
 from attngen.plan.affine_scores import AffineScore
-from attngen.plan.arch import Arch, Feature
+from attngen.plan.arch import Arch
 from attngen.plan.axes import ROWS
 from attngen.plan.captured_staging import Staged
-from attngen.plan.code_size import INLINED_UP_TO
-from attngen.plan.decisions import maximum_decisions, score_decisions
+from attngen.plan.decisions import WHY_PAIRS, maximum_decisions, score_decisions
 from attngen.plan.distances import divides_places
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
-from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import fitting, pick_tile, planned, tile_decision
 from attngen.schedules.hopper import needs
 from attngen.schedules.hopper import tiles as hopper_tiles
 from attngen.schedules.hopper.by_lengths import ByLengths
-from attngen.schedules.hopper.tiles import WARPGROUP_ROWS, MaskClass, TileTiming, consumers
-from attngen.spec.attention import AttentionSpec, S, ScheduleName
+from attngen.schedules.hopper.tiles import MaskClass, TileTiming, consumers
+from attngen.schedules.parts.wgmma import SLAB, WARPGROUP_ROWS, WHY_SLABS, refuse, slabs
+from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.expr import names_in
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text
@@ -55,14 +55,10 @@ class HopperPlan:
     pair_slots: int  # tiles of an element of pairs that each consumer has in shared memory; 0: each pair reads its own
 
 
-NEEDED = (Feature.MBARRIER, Feature.TMA, Feature.WGMMA)
-DTYPES = ("fp16", "bf16")
-LAYOUT = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
 ONES = 8  # columns beside V: the step of a wgmma's N
 HEAVY_OF_ROOT = 0.75  # times the root of kv_len: `heavy` in long rows, where rounding errors add up to that root
 SUM_REGISTERS = 2  # the sums of a thread's two rows
 MAX_COLUMNS = 256  # N of a wgmma
-PAGE_ROWS = 8  # rows that the swizzle of 128 bytes permutes together
 WHY_LENGTHS = "the fastest for these lengths, by its rate in the loop and the extra cost of each block of rows"
 TENSOR_BOUND = 512  # head_dim + head_dim_v from which products hide a few more instructions of the softmax
 
@@ -108,7 +104,7 @@ def row_sums(facts: SpecFacts, arch: Arch, tile: Tile) -> RowSums:
     spec = facts.spec
     if spec.normalize != "softmax" or spec.lse or spec.dropout is not None:  # with dropout, the sums are not those of P
         return "weights"
-    columns = spec.head_dim_v % needs.SLAB == 0 and spec.head_dim_v + ONES <= MAX_COLUMNS
+    columns = spec.head_dim_v % SLAB == 0 and spec.head_dim_v + ONES <= MAX_COLUMNS
     of_q = needs.q_registers(spec) if needs.q_in_registers(facts, tile) else 0
     fits = needs.has_registers(facts, tile, of_q + ONES // 2 - SUM_REGISTERS)
     sizes = spec.head_dim + spec.head_dim_v
@@ -118,31 +114,6 @@ def row_sums(facts: SpecFacts, arch: Arch, tile: Tile) -> RowSums:
         return "products"
     keeps_slack = not adapts_slack(facts) and facts.shift is None
     return "weights, the heaviest rounded" if sizes >= TENSOR_BOUND and keeps_slack else "weights"
-
-
-def why_not(facts: SpecFacts, arch: Arch) -> str:
-    """Why this schedule, or wgmma, cannot compute the spec on `arch`; empty if it can."""
-    if not arch.has(*NEEDED):
-        return "it needs TMA and wgmma"
-    if facts.spec.dtype.name not in DTYPES:
-        return "its products are of fp16 or bf16"
-    if facts.spec.kernel.is_paged and (facts.spec.kernel.page_size or 1) % PAGE_ROWS:
-        return f"TMA copies keys by pages of a stated size, a multiple of {PAGE_ROWS} rows"
-    if facts.pair_cost > INLINED_UP_TO:
-        return f"it computes at most {INLINED_UP_TO} additions for each pair: code between its products is inlined"
-    return ""
-
-
-def refuse(facts: SpecFacts, arch: Arch, schedule: ScheduleName = "hopper") -> None:
-    """Raise PlanRefusal if a schedule of these instructions cannot compute the spec on `arch`."""
-    reason = why_not(facts, arch)
-    if not reason:
-        return
-    if not arch.has(*NEEDED):
-        raise refusal("kernel", f"kernel {schedule} on {arch.name}", reason, "use kernel fused, or --arch sm_90a")
-    large = f"a mask and a score that cost {facts.pair_cost} additions"
-    what = facts.spec.dtype if facts.spec.dtype.name not in DTYPES else large
-    raise refusal("kernel", f"kernel {schedule} of {what}", reason, "use kernel fused")
 
 
 @remembered
@@ -174,11 +145,11 @@ def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
     usual = of_head_size(facts.spec, hopper_tiles.PREFERRED)
     if kind(facts) == "classified" or needs.staged_pairs(facts):
         usual = tuple(t for t in usual if consumers(t) == 2)
-    if not facts.divided_distances(2, needs.SLAB):
+    if not facts.divided_distances(2, SLAB):
         return usual
-    three = hopper_tiles.tile(3, needs.SLAB, 3)
+    three = hopper_tiles.tile(3, SLAB, 3)
     first = () if divides_places(facts.spec) or not needs.has_registers(facts, three) else (three,)
-    whole = (*(t for t in usual if t.block_kv % needs.SLAB == 0), hopper_tiles.tile(2, needs.SLAB, 2))
+    whole = (*(t for t in usual if t.block_kv % SLAB == 0), hopper_tiles.tile(2, SLAB, 2))
     roomy = (t for t in whole if needs.has_registers(facts, t, needs.remainder_registers(facts, t)))
     return (*first, *roomy, *usual)
 
@@ -192,14 +163,10 @@ def paces(facts: SpecFacts) -> tuple[TileTiming, ...]:
     return tuple(p for p in measured if needs.has_registers(facts, p.tile))
 
 
-def depends_on_lengths(facts: SpecFacts) -> bool:
-    """Whether the tile depends on the lengths of a call."""
-    return facts.spec.kernel.is_planned and len(paces(facts)) > 1
-
-
 def by_lengths(facts: SpecFacts) -> ByLengths | None:
     """The choice by the lengths of a call; None if one tile serves all lengths."""
-    return ByLengths(facts.bounds, paces(facts)) if depends_on_lengths(facts) else None
+    several = facts.spec.kernel.is_planned and len(paces(facts)) > 1
+    return ByLengths(facts.bounds, paces(facts)) if several else None
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
@@ -208,13 +175,9 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     """The preferred tile that fits, whatever the lengths of a call; the decisions say why."""
-    refuse(facts, arch)
+    refuse(facts, arch, "hopper")
     tile = pick_tile(facts.spec, arch, preferred_tiles(facts), hopper_tiles.POSSIBLE, lambda t: needs.cost(facts, t))
-    plan = with_tile(schedule, facts, arch, tile, WHY_TILE)
-    others = ", ".join(f"{p.tile.block_q} x {p.tile.block_kv}" for p in paces(facts) if p.tile != tile)
-    if not depends_on_lengths(facts) or not others:
-        return plan
-    return replace(plan, decisions=(*plan.decisions, Decision("other tiles", others, WHY_OTHERS)))
+    return with_tile(schedule, facts, arch, tile, WHY_TILE)
 
 
 def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
@@ -248,7 +211,7 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
 def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why: str = WHY_LENGTHS) -> Plan:
     """The plan of a tile that fits; `why` it was chosen."""
     spec, own, affine = facts.spec, choices(facts, arch, tile), added_once(facts)
-    t, out, slabs, keys = spec.dtype.name, own.output_slabs, needs.slabs(spec.head_dim_v), heavy(own.row_sums)
+    t, out, of_v, keys = spec.dtype.name, own.output_slabs, slabs(spec.head_dim_v), heavy(own.row_sums)
     staged = replace(facts.staged, pairs=needs.staged_pairs(facts)) if own.pair_slots else facts.staged
     slack = f"a row's own, up to the weight of {keys} keys, or more where there are many"
     why_q = (
@@ -257,7 +220,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why:
     )
     where = "in registers" if own.q_in_registers else "in shared memory"
     why_out = "of 64 columns; TMA copies them to global memory in the background" + (
-        "" if out == slabs else "; there is no room for more"
+        "" if out == of_v else "; there is no room for more"
     )
     why_registers = f"copying needs few; about {needs.registers(facts, tile)} hold O, S and P"
     falls = own.from_first_tile and not facts.bounds.per_tile
@@ -276,9 +239,9 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why:
         *([Decision("row sums", *WHY_SUMS[own.row_sums])] if spec.normalize == "softmax" else []),
         *([Decision("slack", slack, WHY_SLACK)] if own.adaptive_threshold else []),
         *pipeline_decisions(own),
-        Decision("O in shared memory", f"{out} of {slabs} slabs a warp", why_out),
+        Decision("O in shared memory", f"{out} of {of_v} slabs a warp", why_out),
         Decision("blocks", "one for each SM", WHY_PERSISTENT),
-        Decision("swizzle", "128 bytes", LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
+        Decision("swizzle", "128 bytes", WHY_SLABS),
         *staging_decisions(staged, own.pair_slots),
     )
     buffers = needs.buffers(facts, tile, out, own.row_sums == "products", own.pair_slots)
@@ -359,8 +322,6 @@ WHY_KEYS = (
     "in shared memory: the producer reads them while it waits for a stage, where a consumer would read each pair's from global "
     "memory between its products"
 )
-WHY_PAIRS = "a warp copies those of a tile ahead, if rows begin at multiples of 16 bytes; else each pair reads its own"
 WHY_AFFINE = "affine in k: each key adds a multiple of the slope, where each pair would convert its distance to a float"
 WHY_FALLS = "the score falls from key to key: a row maximum that rose with each tile would rescale O each time"
-WHY_OTHERS = "used instead for calls whose lengths make them faster"
 WHY_TILE = "the first preferred tile whose O, S and P fit a consumer's registers, and whose stages fit shared memory"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel, tiles_visited
 from attngen.plan.plan import Plan
+from attngen.schedules.parts.loops import pv_by_wgmma, qk_by_wgmma
 from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, TILES, Bar, Timeline
-from attngen.schedules.wgmma.shown import pv_by_wgmma, qk_by_wgmma
 from attngen.spec.attention import AttentionSpec
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from attngen.plan.tile import Tile
-
-WARPGROUP_ROWS = 64  # M of a wgmma
+from attngen.schedules.parts.wgmma import WARPGROUP_ROWS
 
 
 def tile(consumers: int, block_kv: int, stages: int) -> Tile:

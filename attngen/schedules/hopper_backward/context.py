@@ -14,11 +14,10 @@ from attngen.emit.program import MULTIPROCESSORS, CeilDiv, Parameter, Several, T
 from attngen.emit.variant import Function
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.bounded_scores import LARGE_EXPONENT
-from attngen.schedules.fused import LARGE, NOT_A_NUMBER
-from attngen.schedules.hopper.context import argument_members, pair_lanes
-from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
 from attngen.schedules.hopper_backward.plan import WARPGROUP, HopperBackwardPlan, clears_special, pair_slots
-from attngen.schedules.tma import ByTma
+from attngen.schedules.parts.fused_context import LARGE, NOT_A_NUMBER
+from attngen.schedules.parts.tma_context import ByTma, argument_members, pair_lanes
+from attngen.schedules.parts.wgmma import WARPGROUP_ROWS
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import inputs_in
 from attngen.spec.gradient import gradient_argument

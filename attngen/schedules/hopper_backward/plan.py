@@ -11,20 +11,19 @@ from attngen.plan.arch import Arch
 from attngen.plan.captured_staging import NOTHING, Staged, pair_elements
 from attngen.plan.captured_sums import is_ds
 from attngen.plan.code_size import INLINED_UP_TO, operations
-from attngen.plan.decisions import addition_decisions, saved_decisions, wanted_decision
+from attngen.plan.decisions import WHY_PAIRS, addition_decisions, saved_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.group_parts import GroupParts, rounds_of
 from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.mask_bounds import mask_bounds
-from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.plan import Decision, Plan, Schedule, origin_of, refusal
 from attngen.plan.saved import needs_lse_rest, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
-from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned
-from attngen.schedules.hopper import plan as hopper
-from attngen.schedules.hopper.by_lengths import visited
-from attngen.schedules.hopper.needs import SLAB, slabs
-from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
+from attngen.plan.tile_search import Cost, fitting, pick_tile, planned
+from attngen.plan.visited_keys import visited
+from attngen.schedules.parts import wgmma
+from attngen.schedules.parts.wgmma import SLAB, WARPGROUP_ROWS, slab_tiles, slabs
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 from attngen.spec.operator import FLOAT_ONE
@@ -182,7 +181,7 @@ def may_be_grouped(spec: AttentionSpec) -> bool:
 def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why this schedule cannot compute the gradients on `arch`; empty if it can."""
     assert facts.gradient is not None
-    reason = hopper.why_not(facts, arch)
+    reason = wgmma.why_not(facts, arch)
     if reason:
         return reason
     captured = [n for n in facts.wanted if n not in (*QKV, *written_pairs(facts))]
@@ -213,7 +212,7 @@ def splits_products(spec: AttentionSpec) -> bool:
 
 def tiles_of(spec: AttentionSpec, name: str, extents: tuple[int, ...], use: str, read: str | None = COLUMN) -> SharedBuffer:
     """Tiles in slabs; `extents` are those before the columns."""
-    return SharedBuffer(name=name, element=spec.dtype.name, shape=(*extents, SLAB), use=use, swizzled=True, read=read)
+    return slab_tiles(name, spec.dtype.name, extents, use, read=read)
 
 
 def buffers(facts: SpecFacts, arch: Arch, stages: int) -> tuple[SharedBuffer, ...]:
@@ -380,7 +379,7 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
         yield from addition_decisions()
         yield Decision("products of dQ", "a tile later", WHY_LATER)
         for element in staged(facts).pairs:
-            yield Decision(f"{element.gather.input}", "in shared memory", hopper.WHY_PAIRS)
+            yield Decision(f"{element.gather.input}", "in shared memory", WHY_PAIRS)
         for name in written_pairs(facts):
             yield Decision(f"d_{name}", "dS of each pair", WHY_WRITTEN)
     else:
@@ -407,8 +406,7 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
         yield Decision("keys and rows", shape, "S, dP and the sums of 64 keys fit the registers of a warpgroup")
     if own.keys_in_registers:
         yield Decision("keys of a block", "in registers", WHY_HELD)
-    why_stages = "later tiles are copied while one is used"
-    yield Decision("stages", str(stages), f"{STATED}; {why_stages}" if facts.spec.kernel.stages else why_stages)
+    yield Decision("stages", str(stages), "later tiles are copied while one is used", origin_of(facts.spec.kernel.stages))
     used = {"dk_dv": own.key_registers, "dq": own.row_registers}
     splits = sorted({f"{used[n][0]} and {used[n][1]}" for n in own.kernels if n in used})
     yield Decision("registers", ", or ".join(splits) + " a thread", "copying needs few; sums, S and dP need many")

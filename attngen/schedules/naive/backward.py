@@ -3,6 +3,7 @@
 from attngen.plan.plan import Schedule
 from attngen.schedules.naive import backward_plan, backward_shown
 from attngen.schedules.naive.backward_context import NaiveBackward
+from attngen.schedules.parts.unfused_backward import timeline
 
 NAIVE_BACKWARD = Schedule(
     name="naive_backward",
@@ -14,5 +15,5 @@ NAIVE_BACKWARD = Schedule(
     is_fused=False,
     context=NaiveBackward,
     loops=backward_shown.loops,
-    timeline=backward_shown.timeline,
+    timeline=timeline,
 )

@@ -1,10 +1,9 @@
-"""What pages show of the naive backward: its loops and its timeline."""
+"""What pages show of the naive backward: its loops."""
 
 from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
-from attngen.schedules.timeline import PRODUCT, SOFTMAX, Bar, Timeline
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import CapturedGradient, gradient_argument
 
@@ -50,13 +49,3 @@ def facts_gradients(plan: Plan) -> tuple[CapturedGradient, ...]:
     """The captured gradients that are wanted."""
     assert plan.facts.gradient is not None
     return tuple(one for one in plan.facts.gradient.captured if plan.wants(one.name))
-
-
-def timeline(plan: Plan, weights: str) -> Timeline:
-    kinds = dict.fromkeys(("weights", "delta", "score_gradients"), SOFTMAX)
-    names = {"weights": weights}
-    bars = tuple(
-        Bar(3 * n, 3, names.get(name, name.replace("_", " ")), kinds.get(name, PRODUCT))
-        for n, name in enumerate(plan.own.kernels)
-    )
-    return Timeline({"kernels": bars}, "One kernel after the other: S, dP and dS cross global memory between them.")

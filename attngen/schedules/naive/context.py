@@ -6,7 +6,7 @@ from attngen.emit.constants import SLICE, ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Extent, Parameter
 from attngen.schedules.naive.plan import NaivePlan
-from attngen.schedules.unfused import ThreeKernels, Unfused
+from attngen.schedules.parts.unfused_context import ThreeKernels, Unfused
 
 
 class OfRows(Unfused):

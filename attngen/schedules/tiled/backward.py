@@ -1,7 +1,7 @@
 """The backward of the schedule `tiled`, as one object."""
 
 from attngen.plan.plan import Schedule
-from attngen.schedules.naive import backward_shown as naive
+from attngen.schedules.parts.unfused_backward import timeline
 from attngen.schedules.tiled import backward_plan, backward_shown
 from attngen.schedules.tiled.backward_context import TiledBackward
 
@@ -14,5 +14,5 @@ TILED_BACKWARD = Schedule(
     is_fused=False,
     context=TiledBackward,
     loops=backward_shown.loops,
-    timeline=naive.timeline,
+    timeline=timeline,
 )

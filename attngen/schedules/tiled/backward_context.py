@@ -1,4 +1,4 @@
-"""The context of the tiled backward's template: the kernels of the naive backward with other grids."""
+"""The context of the tiled backward's template: the kernels of the unfused backwards with grids of tiles."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Extent, Parameter
-from attngen.schedules.naive.backward_context import NaiveBackward
+from attngen.schedules.parts.unfused_backward_context import UnfusedBackward
 from attngen.schedules.tiled.context import OfTiles
 from attngen.schedules.tiled.plan import BLOCK_DV
 
 
-class TiledBackward(OfTiles, NaiveBackward):
+class TiledBackward(OfTiles, UnfusedBackward):
     DIMS = ConstantLine("BLOCK_D", BLOCK_DV, "dimensions of a gradient of a block")
 
     def context(self) -> dict[str, Any]:

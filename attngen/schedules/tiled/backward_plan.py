@@ -9,7 +9,7 @@ from attngen.plan.decisions import unfused_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.tile_search import planned
-from attngen.schedules.naive.backward_plan import kernels_and_workspaces
+from attngen.schedules.parts.unfused_backward import kernels_and_workspaces
 from attngen.schedules.tiled.plan import BLOCK_DV, PREFERRED, ROWS_PER_PAD, WHY_PAD, WHY_TILE, TiledPlan, outputs, thread_grid
 from attngen.spec.gradient import QKV
 

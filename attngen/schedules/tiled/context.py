@@ -8,8 +8,8 @@ from attngen.emit.constants import SLICE, ConstantLine, thread_grid
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Extent, Parameter
 from attngen.emit.variant import Function
+from attngen.schedules.parts.unfused_context import ThreeKernels, Unfused
 from attngen.schedules.tiled.plan import BLOCK_DV
-from attngen.schedules.unfused import ThreeKernels, Unfused
 
 
 class OfTiles(Unfused):

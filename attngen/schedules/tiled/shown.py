@@ -5,7 +5,7 @@ from __future__ import annotations
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
 from attngen.plan.shared_memory import ROW, Layout
-from attngen.schedules.tile_loops import tile_loop
+from attngen.schedules.parts.loops import tile_loop
 from attngen.schedules.tiled import plan as tiled
 from attngen.schedules.timeline import COPY, PRODUCT, STORE, TILES, Bar, Timeline
 from attngen.spec.attention import AttentionSpec

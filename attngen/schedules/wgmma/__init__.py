@@ -2,7 +2,7 @@
 
 from attngen.plan.plan import Schedule
 from attngen.plan.register_table import Measured
-from attngen.schedules.hopper import plan as hopper
+from attngen.schedules.parts import wgmma
 from attngen.schedules.wgmma import plan, registers, shown
 from attngen.schedules.wgmma.context import FusedWgmma
 
@@ -11,7 +11,7 @@ WGMMA = Schedule(
     keyword="wgmma",
     summary="The step between fused and hopper: TMA copies the tiles and warpgroups multiply by wgmma; no warp specialization.",
     propose=plan.propose,
-    why_not=hopper.why_not,
+    why_not=wgmma.why_not,
     tiles=plan.tiles,
     measured=Measured(
         registers.FAMILIES,

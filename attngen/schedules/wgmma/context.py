@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attngen.emit.constants import ConstantLine, thread_grid
 from attngen.emit.kernel_text import KernelText
-from attngen.schedules.fused import ROW_BLOCKS
-from attngen.schedules.tma import ByTma, box_constant
+from attngen.schedules.parts.fused_context import ROW_BLOCKS
+from attngen.schedules.parts.tma_context import ByTma, box_constant
 
 
 class FusedWgmma(ByTma):

@@ -11,9 +11,7 @@ from attngen.plan.register_table import Family
 from attngen.plan.shared_memory import WORK_TILE, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
-from attngen.schedules.hopper import needs
-from attngen.schedules.hopper import plan as hopper
-from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
+from attngen.schedules.parts.wgmma import WARPGROUP_ROWS, WHY_SLABS, refuse, slab_tiles, slabs
 from attngen.schedules.wgmma import registers
 from attngen.spec.attention import S
 from attngen.spec.operator import ZERO
@@ -43,11 +41,11 @@ WHY_WARPS = "a warpgroup of four multiplies 64 rows; each warp has 16 of them"
 def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
     spec = facts.spec
     t, q, kv, stages = spec.dtype.name, tile.block_q, tile.block_kv, tile.stages
-    d, dv = needs.slabs(spec.head_dim), needs.slabs(spec.head_dim_v)
+    d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
     return (
-        needs.slab_tiles("Q", t, (max(d, dv), q), "the block's query rows, in the end its output", then="O"),
-        needs.slab_tiles("K", t, (stages, d, kv), f"the keys of {stages} tiles"),
-        needs.slab_tiles("V", t, (stages, dv, kv), f"the values of {stages} tiles"),
+        slab_tiles("Q", t, (max(d, dv), q), "the block's query rows, in the end its output", then="O"),
+        slab_tiles("K", t, (stages, d, kv), f"the keys of {stages} tiles"),
+        slab_tiles("V", t, (stages, dv, kv), f"the values of {stages} tiles"),
         SharedBuffer(name="BARRIERS", element="mbarrier", shape=(1 + 2 * stages,), use="see the kernel"),
         SharedBuffer(name="WORK_TILE", element="int", shape=(len(WORK_TILE),), use="which rows and head the block computes"),
     )
@@ -68,7 +66,7 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     """The preferred tile that fits; see the decisions for its reasons."""
-    hopper.refuse(facts, arch, "wgmma")
+    refuse(facts, arch, "wgmma")
     tile = pick_tile(facts.spec, arch, preferred_tiles(facts), POSSIBLE, lambda t: cost(facts, arch, t))
     return with_tile(schedule, facts, arch, tile)
 
@@ -88,7 +86,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         Decision("stages", str(tile.stages), "the next K and V are copied while these are used"),
         # Not in registers, as in hopper: NVRTC 13.0 gives fragments of Q that live through the loop the registers of P
         Decision("Q", "in shared memory", "wgmma reads it there, as it does K and V"),
-        Decision("swizzle", "128 bytes", hopper.LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
+        Decision("swizzle", "128 bytes", WHY_SLABS),
     )
     return planned(schedule, facts, arch, tile, decisions, buffers(facts, tile), blocks=blocks)
 

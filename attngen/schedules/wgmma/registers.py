@@ -8,7 +8,7 @@ from attngen.plan.plan import Plan
 from attngen.plan.register_table import Family, Spilled, narrower, spilled, spilled_kernel, widest
 from attngen.plan.tile import Tile
 from attngen.plan.variants import SPECS, Variant, variant
-from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
+from attngen.schedules.parts.wgmma import WARPGROUP_ROWS
 
 ROWS: dict[str, tuple[Variant, ...]] = {
     "usual": ("plain", "closed", "closed,more", "keys", "distances"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
-from attngen.schedules.tile_loops import softmax_loop, tile_loop
+from attngen.schedules.parts.loops import pv_by_wgmma, qk_by_wgmma, softmax_loop, tile_loop
 from attngen.schedules.timeline import PRODUCT, SOFTMAX, TILES, Timeline, copies_of, of_a_tile
 from attngen.spec.attention import AttentionSpec
 
@@ -16,18 +16,6 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     held, warpgroups = "O, maximum and sum: registers", f"{plan.warps // 4} x 64"
     rows = Loop("rows", warpgroups, "warpgroup", held, "const int warp_row =", (tiles,))
     return {"wgmma": kernel(f"Q: global to shared by TMA, {plan.block_q} rows", rows)}
-
-
-def qk_by_wgmma(spec: AttentionSpec, q_in_registers: bool = False) -> Loop:
-    q = "Q: registers" if q_in_registers else "Q: shared"
-    steps = str(-(-spec.head_dim // 16))
-    return Loop("S = Q K^T, 16 d a step", steps, "warpgroup", f"{q}; K: shared; S: registers", "step < K_STEPS; ++step)")
-
-
-def pv_by_wgmma(plan: Plan) -> Loop:
-    steps = str(plan.block_kv // 16)
-    what = "P: registers; V: shared; O: registers"
-    return Loop("O += P V, 16 keys a step", steps, "warpgroup", what, "step < BLOCK_KV / 16; ++step)")
 
 
 def timeline(plan: Plan, weights: str) -> Timeline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attngen.emit.constants import ConstantLine, thread_grid
-from attngen.schedules.fused import ROW_BLOCKS, Fused
+from attngen.schedules.parts.fused_context import ROW_BLOCKS, Fused
 
 
 class ByMma(Fused):

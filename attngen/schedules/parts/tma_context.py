@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from math import gcd
 from typing import Any
 
 from attngen.emit.constants import ConstantLine
 from attngen.emit.program import Parameter
+from attngen.emit.variant import Variant
 from attngen.emit.wgmma import Wgmma
 from attngen.plan import Plan
-from attngen.schedules.fused import Fused
-from attngen.schedules.hopper.needs import slabs
+from attngen.schedules.parts.fused_context import Fused
+from attngen.schedules.parts.wgmma import slabs
 from attngen.spec.attention import AttentionSpec
 
 
@@ -71,3 +73,27 @@ def slabs_of(spec: AttentionSpec) -> list[ConstantLine]:
         ConstantLine("QK_SLABS", slabs(spec.head_dim)),
         ConstantLine("V_SLABS", slabs(spec.head_dim_v)),
     ]
+
+
+def pair_lanes(keys: int) -> ConstantLine:
+    """The lanes of a warp that copy a row of a tile of elements of pairs: a power of 2."""
+    lanes = next(n for n in (8, 16, 32) if 8 * n >= keys)
+    return ConstantLine("PAIR_LANES", lanes, "that copy a row of them, 16 bytes each")
+
+
+def argument_members(parameters: tuple[Parameter, ...], variant: Variant, exponent: bool = False) -> list[tuple[str, str]]:
+    """The kernel's arguments as members of the roles: the line that declares each group, and its values. `exponent`: and the
+    factor of exponents, if it varies."""
+    maps = [p.name for p in parameters if p.ctype.endswith("TensorMap")]
+    others = [p for p in parameters if p.name not in maps and not p.is_captured]
+    lines = [(f"const TensorMap {', '.join(f'*{m}' for m in maps)}", ", ".join(f"&{m}" for m in maps))]
+    for (ctype, _), group in groupby(others, key=lambda p: (p.ctype, p.name if p.ctype.endswith("*") else "")):
+        names = ", ".join(p.name for p in group)
+        lines.append((f"{ctype} {names}", names))
+    if len(maps) + len(others) < len(parameters):
+        lines.append(("Captured in", "in"))
+    if not variant.scale_is_constant:
+        lines.append(("float softmax_scale", "softmax_scale"))
+    if exponent and variant.exponent_varies:
+        lines.append(("float exponent_scale", "exponent_scale"))
+    return lines

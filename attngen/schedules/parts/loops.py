@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attngen.emit.loops import Loop, tiles_visited
 from attngen.plan.plan import Plan
+from attngen.spec.attention import AttentionSpec
 
 
 def tile_loop(plan: Plan, role: str, memory: str, *inner: Loop) -> Loop:
@@ -27,3 +28,15 @@ def mma_products(plan: Plan, rows: int) -> tuple[Loop, ...]:
         *softmax_loop(plan, rows),
         Loop(f"O += P V, {16 * keys} keys a step", str(plan.block_kv // 16 // keys), "warp", pv, steps),
     )
+
+
+def qk_by_wgmma(spec: AttentionSpec, q_in_registers: bool = False) -> Loop:
+    q = "Q: registers" if q_in_registers else "Q: shared"
+    steps = str(-(-spec.head_dim // 16))
+    return Loop("S = Q K^T, 16 d a step", steps, "warpgroup", f"{q}; K: shared; S: registers", "step < K_STEPS; ++step)")
+
+
+def pv_by_wgmma(plan: Plan) -> Loop:
+    steps = str(plan.block_kv // 16)
+    what = "P: registers; V: shared; O: registers"
+    return Loop("O += P V, 16 keys a step", steps, "warpgroup", what, "step < BLOCK_KV / 16; ++step)")

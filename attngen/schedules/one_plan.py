@@ -1,0 +1,59 @@
+"""`kernel` statements, and the plan of one, whatever the lengths of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from attngen.plan.arch import Arch
+from attngen.plan.facts import SpecFacts
+from attngen.plan.memo import remembered
+from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.tile import Tile
+from attngen.schedules.hopper import HOPPER
+from attngen.schedules.parts.wgmma import NEEDED
+from attngen.schedules.registry import automatic, keywords_of, schedule_of, schedules_of
+from attngen.spec.attention import KernelRequest, QPlace
+
+
+def stated(kernel: KernelRequest, tile: Tile, q: QPlace | None = None) -> KernelRequest:
+    """A `kernel` statement without overrides, and with those of a tile and of the place of Q."""
+    return replace(kernel, block_q=tile.block_q, block_kv=tile.block_kv, stages=tile.stages, warps=tile.warps, q=q)
+
+
+@remembered
+def plan_of(facts: SpecFacts, arch: Arch) -> Plan:
+    """The plan for the `kernel` statement of the facts' spec. Raises PlanRefusal."""
+    kernel = facts.spec.kernel
+    chosen = schedule_of(facts, arch, automatic(facts, arch) if kernel.schedule == "auto" else kernel.schedule)
+    _refuse_unsuitable(chosen, facts, arch)
+    plan = chosen.plan(facts, arch)
+    if kernel.q not in (None, plan.q_place):
+        what = f"q {kernel.q} does not fit this {chosen.keyword} kernel"
+        raise refusal("kernel", what, f"q is {plan.q_place or 'no choice of this schedule'}", "leave `q` to the planner")
+    return replace(plan, decisions=(*_not_first(chosen, facts, arch), *plan.decisions, *_not_hopper(chosen, facts, arch)))
+
+
+def _refuse_unsuitable(chosen: Schedule, facts: SpecFacts, arch: Arch) -> None:
+    """Raise PlanRefusal if gradients, or a storage, do not suit a schedule; of other specs it says so itself."""
+    if not (facts.wanted or facts.spec.kernel.storage != "dense") or not (reason := chosen.reason_against(facts, arch)):
+        return
+    others = ", ".join(keywords_of(facts, arch))
+    schedule_is = f"the {'backward of the ' if facts.wanted else ''}{chosen.keyword} schedule"
+    what = f"{schedule_is} does not suit attention `{facts.spec.name}` on {arch.name}"
+    cure = "compute these gradients by" if facts.wanted else "use"
+    raise refusal("kernel", what, reason, f"{cure} auto, or one of: {others}" if others else "use dense storage")
+
+
+def _not_first(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decision]:
+    """Why `chosen` computes what a schedule that its keyword prefers does not."""
+    first = next(s for s in schedules_of(facts) if s.keyword == chosen.keyword)
+    if first is not chosen:
+        yield Decision("schedule", chosen.name, f"{first.reason_against(facts, arch)}: {chosen.in_return}")
+
+
+def _not_hopper(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decision]:
+    """Why "auto" does not take hopper for keys in pages."""
+    kernel = facts.spec.kernel
+    if kernel.is_paged and kernel.schedule == "auto" and chosen is not HOPPER and arch.has(*NEEDED):
+        yield Decision("by auto", f"{chosen.keyword}, not hopper", HOPPER.why_not(facts, arch))

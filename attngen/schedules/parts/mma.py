@@ -1,0 +1,114 @@
+"""Products by mma.sync: the operands of tensor cores for a storage type, and the widths of rows in shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from attngen.plan.arch import Arch, Feature
+from attngen.plan.facts import SpecFacts
+from attngen.plan.tile import Tile
+from attngen.spec.attention import AttentionSpec
+
+NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
+MMA_ROWS = 16  # the rows of one mma
+CHUNK_BYTES = 16  # what a lane copies at once; a row in shared memory is padded by as much
+
+
+Split = Literal["", "tf32", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The operands of tensor cores for a storage type."""
+
+    feature: Feature
+    split: Split = ""  # each number is the sum of two of these, and three products are summed for one
+    products: str = ""  # what that is called, and why it is done
+    because: str = ""
+
+
+OPERANDS = {
+    "fp16": Operands(Feature.MMA_FP16),
+    "bf16": Operands(Feature.MMA_BF16),
+    "fp32": Operands(
+        Feature.MMA_TF32,
+        "tf32",
+        "3xTF32",
+        "a number as the sum of two that tf32 holds, three products for one: as exact as fp32, and faster than the ordinary "
+        "arithmetic units",
+    ),
+    "fp32, precision high": Operands(
+        Feature.MMA_BF16,
+        "bf16",
+        "bf16x3",
+        "a number as the sum of two of bf16, three products for one, as `precision high` allows: errors of about 2^-18 of each",
+    ),
+}
+OPERAND_STATEMENTS = {"16-bit": "dtype fp16", "tf32": "dtype fp32", "bf16": "dtype fp32 precision high"}  # by `Family.operands`
+WHY_PAD = "the 8 rows that ldmatrix reads lie in different banks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MmaPlan:
+    """What forwards by mma.sync choose alike beside their tile, and the widths of their tiles in elements."""
+
+    q_in_registers: bool
+    split: Split  # the type of the two parts of each number; empty: numbers are not split
+    summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
+    unrolled: int  # steps over the head size that are in one round of the loop over them; of split numbers
+    chunk: int  # elements that a lane copies at once, 16 bytes; a padded row in shared memory is padded by as many
+    qk_width: int  # elements per row of Q or K in shared memory, without the padding
+    v_width: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, tile: Tile, **own: Any) -> Self:
+        """What follows from the spec and the tile, and the schedule's `own` choices."""
+        return cls(
+            split=operands(spec).split,
+            summed=summed(tile),
+            chunk=chunk(spec),
+            qk_width=padded_head_dim(spec),
+            v_width=width_of_v(spec),
+            **own,
+        )
+
+
+def operands(spec: AttentionSpec) -> Operands:
+    return OPERANDS["fp32, precision high" if (spec.dtype.name, spec.precision) == ("fp32", "high") else spec.dtype.name]
+
+
+def lacks(spec: AttentionSpec, arch: Arch) -> str:
+    """The instructions for the spec that `arch` does not have, in words; empty if it has all."""
+    missing = [f.value.partition(":")[0] for f in (*NEEDED, operands(spec).feature) if not arch.has(f)]
+    return f"{arch.name} has no {', no '.join(missing)}" if missing else ""
+
+
+def chunk(spec: AttentionSpec) -> int:
+    """Elements that a lane copies at once."""
+    return CHUNK_BYTES // spec.dtype.bytes
+
+
+def padded_head_dim(spec: AttentionSpec) -> int:
+    """The head size rounded up to the 16 elements that a step sums over; the rest is zeros in shared memory."""
+    return -(-spec.head_dim // 16) * 16
+
+
+def width_of_v(spec: AttentionSpec) -> int:
+    """The head size of V as shared memory holds it: split operands are multiplied 16 columns at a time."""
+    return -(-spec.head_dim_v // 16) * 16 if operands(spec).split else spec.head_dim_v
+
+
+def q_registers(spec: AttentionSpec, row_blocks: int) -> int:
+    """Registers of a thread for the fragments of Q."""
+    return row_blocks * padded_head_dim(spec) * spec.dtype.bytes // 8
+
+
+def summed(tile: Tile) -> int:
+    """Split operands: steps of 16 keys whose products are added to the output together, their fragments of V in registers."""
+    return min(2, tile.block_kv // 16)
+
+
+def counted_head_size(facts: SpecFacts, q_in_registers: bool) -> int:
+    """What counts of a spec's head sizes: a thread has columns of O, and fragments of Q if they stay in registers."""
+    return max(facts.spec.head_dim_v, facts.spec.head_dim if q_in_registers else 0)

@@ -1,0 +1,67 @@
+"""Which schedules there are, which of them suit a spec on an architecture, and which is preferred."""
+
+from __future__ import annotations
+
+from attngen.plan.arch import DEFAULT_ARCH, Arch
+from attngen.plan.facts import SpecFacts, facts_of
+from attngen.plan.plan import Schedule, refusal
+from attngen.schedules.decode import DECODE
+from attngen.schedules.fused_mma import FUSED_MMA
+from attngen.schedules.fused_simt import FUSED_SIMT
+from attngen.schedules.hopper import HOPPER
+from attngen.schedules.naive import NAIVE
+from attngen.schedules.tiled import TILED
+from attngen.schedules.wgmma import WGMMA
+from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec, ScheduleName
+
+# In order of preference under one keyword.
+SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, DECODE)
+FUSED: ScheduleName = "fused"
+AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", FUSED)  # "auto" is the first that suits: the least work, and O(S) memory
+AUTOMATIC_BACKWARD: tuple[ScheduleName, ...] = (*AUTOMATIC, "tiled", "naive")
+
+
+def schedules_of(facts: SpecFacts) -> tuple[Schedule, ...]:
+    """The schedules of the direction that `facts` are for."""
+    if not facts.wanted:
+        return SCHEDULES
+    from attngen.schedules.backward import BACKWARD_SCHEDULES  # imported late: most commands need none
+
+    return BACKWARD_SCHEDULES
+
+
+def keywords_of(facts: SpecFacts, arch: Arch) -> tuple[ScheduleName, ...]:
+    """The keywords of all schedules that suit the facts on `arch`."""
+    return tuple(dict.fromkeys(s.keyword for s in schedules_of(facts) if s.suits(facts, arch)))
+
+
+def schedules_for(spec: AttentionSpec, arch: Arch, wanted: tuple[str, ...] = ()) -> tuple[ScheduleName, ...]:
+    """The keywords of all schedules that suit the spec on `arch`: of forwards, or of backwards with the gradients `wanted`."""
+    return keywords_of(facts_of(spec, wanted), arch)
+
+
+def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule:
+    """The schedule that `keyword` stands for; one that does not suit if there is no other: it refuses with the reason.
+
+    Raises PlanRefusal if the keyword has no backward.
+    """
+    named = [s for s in schedules_of(facts) if s.keyword == keyword]
+    if not named:
+        others = ", ".join(dict.fromkeys(s.keyword for s in schedules_of(facts)))
+        what = f"the {keyword} schedule has no backward"
+        raise refusal(
+            "kernel", what, f"the call requests gradients by {keyword}", f"compute gradients by auto, or one of: {others}"
+        )
+    return next((s for s in named if s.suits(facts, arch)), named[-1])
+
+
+def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
+    """The keyword that "auto" stands for."""
+    suitable = keywords_of(facts, arch)
+    order = AUTOMATIC_BACKWARD if facts.wanted or facts.spec.kernel.storage != "dense" else AUTOMATIC
+    return next((keyword for keyword in order if keyword in suitable), order[-1])
+
+
+def default_arch(schedule: str | None) -> str:
+    """The architecture to plan for if none is named: that of the most GPUs, or the one that the keyword needs."""
+    return "sm_90a" if schedule in HOPPER_SCHEDULES else DEFAULT_ARCH

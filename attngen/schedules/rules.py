@@ -1,0 +1,143 @@
+"""What depends on the lengths of a call: an ordered table of rules. The first that serves a call selects its plan; calls that
+none serves, and those of unknown lengths, have the usual one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attngen.plan.facts import SpecFacts, facts_of
+from attngen.plan.plan import Decision, Plan, PlanRefusal, stated_by
+from attngen.plan.problem import Problem
+from attngen.plan.tile import Tile
+from attngen.schedules.decode import DECODE
+from attngen.schedules.decode import plan as decode
+from attngen.schedules.one_plan import plan_of, stated
+from attngen.schedules.registry import FUSED, keywords_of
+from attngen.spec.attention import KernelRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """A rule of the table, as it applies to one spec on one architecture."""
+
+    serves: str  # which calls, in words
+    points: tuple[Any, ...]  # what it selects from
+    when: Callable[[Problem], Any]  # the point for the lengths of a call; None: it does not serve them
+    plan: Callable[[Plan, Any], Plan]  # the plan of a point, by the usual one
+    note: Decision | None = None  # what the usual plan says of it
+    has_backward: bool = True  # a backward can read what its forwards save
+    is_special: bool = True  # it serves some lengths alone
+
+
+def rules_of(usual: Plan) -> tuple[Rule, ...]:
+    """The rules that apply to the spec of `usual`, in order."""
+    return tuple(rule for make in TABLE if (rule := make(usual)) is not None)
+
+
+def _leaves_open(facts: SpecFacts) -> bool:
+    """Whether the lengths of a call may decide the schedule."""
+    return facts.spec.kernel == facts.spec.kernel.bare("auto")
+
+
+# few rows and many keys
+
+
+def few_rows(usual: Plan) -> Rule | None:
+    """Keys are split over blocks."""
+    facts = usual.facts
+    if facts.wanted or not _leaves_open(facts) or not DECODE.suits(facts, usual.arch):
+        return None
+
+    def plan(usual: Plan, point: bool) -> Plan:
+        return DECODE.plan(usual.facts, usual.arch)
+
+    def when(problem: Problem) -> bool | None:
+        return decode.is_for(problem) or None
+
+    return Rule(decode.FEW, (True,), when, plan, note=Decision(*decode.FOR_AUTO), has_backward=False)
+
+
+# many short rows
+
+
+@dataclass(frozen=True, slots=True)
+class ShortRows:
+    """The tiles for calls of at most so many rows, and as many keys; None: those of the schedule."""
+
+    most: int
+    forward: Tile | None
+    backward: Tile | None  # rows that a block of keys visits x its keys
+
+
+# Measured by `attngen tune` on an H200 (docs/experiments.md), by the larger head size, at most.
+SHORT_ROWS = {
+    32: (ShortRows(64, Tile(64, 64, 2, 2), Tile(64, 64, 2, 2)), ShortRows(128, None, None)),
+    64: (ShortRows(64, Tile(64, 64, 2, 4), Tile(32, 64, 2, 2)),),
+    128: (ShortRows(64, Tile(64, 32, 1, 4), Tile(32, 64, 2, 4)),),
+}
+WHY_SHORT = "their tiles are small, and an SM computes several of them side by side"
+
+
+def short_rows(usual: Plan) -> Rule | None:
+    """`fused` with tiles of their size, such as for windows of an image: a tile of 128 rows is half empty there, and the
+    persistent kernels compute one work tile after the other, where an SM has room for several small blocks.
+
+    It is measured for 16-bit numbers, every sequence in a place of its own. A call has a head for each SM at least, those of
+    the whole batch counted.
+    """
+    spec = usual.facts.spec
+    may = _leaves_open(usual.facts) and spec.kernel.is_planned and FUSED in keywords_of(usual.facts, usual.arch)
+    if not may or spec.dtype.bytes > 2 or spec.kernel.storage not in ("dense", "packed"):
+        return None
+    points = next((found for size, found in SHORT_ROWS.items() if max(spec.head_dim, spec.head_dim_v) <= size), ())
+
+    def when(problem: Problem) -> ShortRows | None:
+        if problem.heads < problem.multiprocessors:
+            return None
+        return next((short for short in points if max(problem.rows, problem.keys) <= short.most), None)
+
+    return Rule("short rows of many heads", points, when, _of_short_rows) if points else None
+
+
+def _of_short_rows(usual: Plan, short: ShortRows) -> Plan:
+    """By fused, with the tiles of `short` if they are smaller than its own and fit."""
+    kernel = usual.facts.spec.kernel.bare(FUSED)
+    tile = short.backward if usual.facts.wanted else short.forward
+    plan = _with_kernel(usual, kernel)
+    if tile is not None and tile.block_q * tile.block_kv < plan.block_q * plan.block_kv:
+        with suppress(PlanRefusal):
+            plan = _with_kernel(usual, stated(kernel, tile))
+    if (plan.keyword, plan.tile) == (usual.keyword, usual.tile):
+        return usual
+    first = Decision("by auto", f"{FUSED}, for short rows", WHY_SHORT)
+    return replace(plan, decisions=(first, *stated_by(plan.decisions, "short rows")))
+
+
+def _with_kernel(usual: Plan, kernel: KernelRequest) -> Plan:
+    facts = usual.facts
+    return plan_of(facts_of(replace(facts.spec, kernel=kernel), facts.wanted, facts.deterministic), usual.arch)
+
+
+# all other lengths
+
+
+def fastest_tile(usual: Plan) -> Rule | None:
+    """The tile of the usual schedule that a model of its time finds the fastest."""
+    choice, make = usual.schedule.by_lengths(usual.facts), usual.schedule.propose_tile
+    if choice is None:
+        return None
+    assert make is not None
+
+    def plan(usual: Plan, tile: Tile) -> Plan:
+        return make(usual.schedule, usual.facts, usual.arch, tile)
+
+    others = ", ".join(f"{t.block_q} x {t.block_kv}" for t in choice.tiles if t != usual.tile)
+    note = Decision("other tiles", others, WHY_OTHERS) if others else None
+    return Rule("all lengths", choice.tiles, choice.fastest, plan, note, is_special=False)
+
+
+WHY_OTHERS = "used instead for calls whose lengths make them faster"
+TABLE: tuple[Callable[[Plan], Rule | None], ...] = (few_rows, short_rows, fastest_tile)

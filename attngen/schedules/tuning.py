@@ -1,0 +1,70 @@
+"""The space of choices of a schedule as `kernel` statements, and the plan of one that tuning found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+from attngen.diagnostics import counted
+from attngen.plan.arch import Arch
+from attngen.plan.facts import DETERMINISTIC, facts_of
+from attngen.plan.plan import Decision, Plan, PlanRefusal, stated_by
+from attngen.schedules.choose import choose
+from attngen.schedules.one_plan import stated
+from attngen.schedules.registry import schedule_of
+from attngen.spec.attention import AttentionSpec, KernelRequest, QPlace, ScheduleName
+
+
+def candidates(
+    spec: AttentionSpec,
+    arch: Arch,
+    keyword: ScheduleName = "fused",
+    wanted: tuple[str, ...] = (),
+    deterministic: bool = DETERMINISTIC,
+) -> tuple[KernelRequest, ...]:
+    """The `kernel` statements that fit the registers and the shared memory of `arch`: each tile, with each place of Q that it
+    leaves open; of the forward, or of the backward with the gradients `wanted`."""
+    facts = facts_of(spec, wanted, deterministic)
+    schedule = schedule_of(facts, arch, keyword)
+    return tuple(
+        stated(spec.kernel.bare(keyword), t, q)
+        for t in schedule.tiles(facts, arch)
+        for q in (get_args(QPlace) if schedule.holds_q(facts, arch, t) else (None,))
+    )
+
+
+def request_of(plan: Plan) -> KernelRequest:
+    """The `kernel` statement that states all that `candidates` vary."""
+    q = plan.q_place if plan.schedule.holds_q(plan.facts, plan.arch, plan.tile) else None
+    return stated(plan.facts.spec.kernel.bare(plan.keyword), plan.tile, q)
+
+
+def alternatives(planned: Plan) -> dict[KernelRequest, Plan]:
+    """The plan of each point of the space of choices of `planned`'s schedule that fits: of its spec, direction and gradients,
+    `planned` first."""
+    facts, arch = planned.facts, planned.arch
+    said = {"direction": planned.direction, "wanted": planned.wanted, "deterministic": facts.deterministic}
+    found = [request_of(planned), *candidates(facts.spec, arch, planned.keyword, planned.wanted, facts.deterministic)]
+    return {r: choose(facts.spec, arch, r, **said) for r in dict.fromkeys(found)}  # type: ignore[arg-type]
+
+
+def title_of(kernel: KernelRequest) -> str:
+    """What tuning varies of a `kernel` statement, in words."""
+    assert kernel.stages is not None
+    assert kernel.warps is not None
+    size = f"{kernel.block_q} x {kernel.block_kv}, {counted(kernel.stages, 'stage')}, {counted(kernel.warps, 'warp')}"
+    return f"{size}, Q {kernel.q}" if kernel.q else size
+
+
+def tuned_plan(plan: Plan, kernel: KernelRequest, decision: Decision) -> Plan:
+    """`plan` with the tile, stages and warps of `kernel`, which tuning found, and `decision` first.
+
+    `plan` itself if they do not fit: another version of attngen found them.
+    """
+    saves = plan.saves_lse or plan.saves_lse_rest
+    said = {"direction": plan.direction, "wanted": plan.wanted, "deterministic": plan.facts.deterministic}
+    try:
+        found = choose(plan.facts.spec, plan.arch, kernel, None, saves, **said)  # type: ignore[arg-type]
+    except PlanRefusal:
+        return plan
+    return replace(found, decisions=(decision, *stated_by(found.decisions, "tuned")))
