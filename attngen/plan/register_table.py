@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
+from attngen.plan.room import Counted
 from attngen.plan.tile import Tile
 
 if TYPE_CHECKING:
@@ -151,6 +152,14 @@ def widest(family: Family, keys: int) -> int:
     """The widest head size of which `family` spills nothing in tiles of `keys` keys; 0: of all sizes it does, or may."""
     sizes = table(family.schedule).get(family, {})
     return next((size for most, size in sizes.items() if keys <= most), 0)
+
+
+def counted(kernel: Spilled, size: int, keys: int, *families: Family) -> Counted:
+    """What the tables say of a kernel with tiles of `keys` keys: that it spills, or the least of the rows of `families`. `size`
+    is what counts of the spec's head sizes."""
+    if kernel in spilled(families[0].schedule):
+        return Counted(narrower(kernel), size)
+    return Counted(min(widest(family, keys) for family in families), size)
 
 
 def parse(schedule: str, text: str) -> dict[Family, Widest]:

@@ -11,6 +11,7 @@ from attngen.plan.decisions import WHY_ROTATED
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.plan import Decision, Plan, Schedule, origin_of, refusal
+from attngen.plan.room import PLENTY, Room
 from attngen.plan.shared_memory import SharedBuffer, lay_out
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec
@@ -18,17 +19,10 @@ from attngen.spec.attention import AttentionSpec
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a tile takes: shared memory in bytes for a block, registers for a thread.
-
-    Registers are an estimate of what must be live; `have` is the limit if threads have different numbers of them, None: the
-    registers of an SM, shared evenly. Or ptxas counted them: `head_sizes` are the widest for which they suffice, and the
-    spec's. A block has at least `threads` threads.
-    """
+    """What a tile takes: shared memory in bytes for a block, registers of a thread, and the threads that a block must have."""
 
     shared: int
-    head_sizes: tuple[int, int] | None = None
-    registers: int = 0
-    have: int | None = None
+    registers: Room = PLENTY
     threads: int = 1
 
     def fits(self, arch: Arch, threads: int) -> bool:
@@ -38,12 +32,8 @@ class Cost:
         """Why it does not fit, in words; empty where it does."""
         if self.shared > arch.shared_per_block:
             return f"needs {kib(self.shared)} of shared memory, and a block of {arch.name} has {kib(arch.shared_per_block)}"
-        limit = self.have or min(arch.max_registers_per_thread, arch.registers_per_sm // threads)
-        if self.registers > limit:
-            return f"needs about {self.registers} registers a thread; the limit is {limit}"
-        if self.head_sizes and self.head_sizes[0] < self.head_sizes[1]:
-            most = self.head_sizes[0]
-            return f"has registers for head sizes up to {most}" if most else "has too few registers for this mask or score"
+        if lacking := self.registers.lacks(arch, threads):
+            return lacking
         if self.threads > threads:
             return f"needs {self.threads} threads, and a block of this tile has {threads}"
         return ""

@@ -1,4 +1,4 @@
-"""Every tile that `TIMINGS` (attngen/schedules/hopper/tiles.py) may select by the lengths of a call, and the one selected."""
+"""Every tile of attngen/schedules/hopper/timings.txt that the lengths of a call may select, and the one selected."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from attngen.plan.shared_memory import ALIGN, COLUMN, NEITHER, SharedBuffer, ali
 from attngen.plan.split_keys import INVARIANT_KEYS, Splits
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, kib, pick_tile, planned, tile_decision
-from attngen.schedules.decode.registers import Copies, head_sizes
+from attngen.schedules.decode.registers import Copies, room
 from attngen.schedules.parts import mma
 from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim, width_of_v
 from attngen.schedules.parts.wgmma import SLAB, slab_tiles, slabs
@@ -121,8 +121,8 @@ def q_in_registers(spec: AttentionSpec) -> bool:
 
 
 def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
-    sizes = head_sizes(facts, arch, tile, copies_of(facts.spec, arch), q_in_registers(facts.spec))
-    return Cost(aligned(*buffers(facts, arch, tile)), sizes)
+    registers = room(facts, arch, tile, copies_of(facts.spec, arch), q_in_registers(facts.spec))
+    return Cost(aligned(*buffers(facts, arch, tile)), registers)
 
 
 def preferred_tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:

@@ -8,7 +8,8 @@ from typing import Literal, cast
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Plan
-from attngen.plan.register_table import Family, Spilled, narrower, spilled, spilled_kernel, widest
+from attngen.plan.register_table import Family, Spilled, counted, spilled_kernel
+from attngen.plan.room import Counted
 from attngen.plan.tile import Tile
 from attngen.plan.variants import SPECS, Variant, variant
 from attngen.schedules.parts.mma import MMA_ROWS, OPERAND_STATEMENTS, counted_head_size, operands
@@ -28,14 +29,13 @@ FAMILIES = tuple(
 )
 
 
-def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_registers: bool) -> tuple[int, int]:
-    """The widest head size of which nothing is spilled, and what counts of the spec's."""
+def room(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_registers: bool) -> Counted:
+    """Whether registers suffice."""
     kernel, size = _as_spilled(facts, arch, tile, copies, q_in_registers), counted_head_size(facts, q_in_registers)
     if tile.block_kv <= SMALLEST_KEYS:
-        return MAX_HEAD_DIM, size
-    if kernel in spilled("decode"):
-        return narrower(kernel), size
-    return widest(Family("decode", kernel.variant, kernel.operands, MMA_ROWS, WARPS, STAGES, copies), tile.block_kv), size
+        return Counted(MAX_HEAD_DIM, size)
+    family = Family("decode", kernel.variant, kernel.operands, MMA_ROWS, WARPS, STAGES, copies)
+    return counted(kernel, size, tile.block_kv, family)
 
 
 def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_registers: bool) -> Spilled:

@@ -15,6 +15,7 @@ from attngen.plan.decisions import addition_decisions, delta_decisions, saved_de
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule
+from attngen.plan.room import OTHER_REGISTERS
 from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
@@ -42,7 +43,6 @@ KERNELS = ("delta", "dk_dv", "convert_dq")
 ROW_BLOCKS = 2  # blocks of 16 keys per warp
 SUMS = 128  # registers of a thread for dK and dV, beside S and dP of 32 columns
 SPLIT_SUMS = 64  # the same where each number is two
-OTHER_REGISTERS = 56  # addresses, fragments
 PARTS = (32, 16)  # columns of S and dP that may be multiplied at once
 OUTPUT_ROWS = (32, 16)  # rows of dQ that a warp multiplies
 ROWS = (64, 128, 32)  # per tile, the preferred first
@@ -86,7 +86,8 @@ def widths_of(spec: AttentionSpec, tile: Tile) -> tuple[int, int]:
 
 def part_of(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
     """The columns of S and dP that are multiplied at once, a warp's or half of them."""
-    of_rest = sum(widths(facts.spec)) // shares(tile) + OTHER_REGISTERS + (CAPTURED_REGISTERS if gathers(facts.spec) else 0)
+    others = OTHER_REGISTERS["fused_mma_backward"] + (CAPTURED_REGISTERS if gathers(facts.spec) else 0)
+    of_rest = sum(widths(facts.spec)) // shares(tile) + others
     limit, own = arch.max_registers_per_thread - of_rest, tile.block_q // shares(tile)
     return next((n for n in PARTS if n <= own and ROW_BLOCKS * n <= limit), PARTS[-1])
 

@@ -15,6 +15,7 @@ from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisi
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.room import OTHER_REGISTERS, Estimated
 from attngen.plan.saved import delta_of, row_values, row_workspaces, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
@@ -38,8 +39,6 @@ from attngen.schedules.fused_mma.backward_needs import (
 from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, classified_tiles, row_blocks
 from attngen.schedules.parts.mma import MMA_ROWS, chunk, lacks, operands
 
-OTHER_REGISTERS = 56  # addresses, fragments
-OTHER_SPLIT_REGISTERS = 76  # the same where each number is two
 SPLIT_PAIR_REGISTERS = 4  # per column of S and dP and row block: they stay in fp32 while they are multiplied
 PARTS = (32, 16)  # columns of S that may be multiplied at once
 BLOCKS = 2  # per SM, if shared memory allows it: one multiplies while the other waits
@@ -72,7 +71,8 @@ def registers(facts: SpecFacts, tile: Tile, part: int, apart: bool) -> int:
     """The estimate of what a thread needs: sums, S and dP of a part, and the rest."""
     spec, blocks = facts.spec, row_blocks(tile)
     split = operands(spec).split
-    other, of_pairs = (OTHER_SPLIT_REGISTERS, SPLIT_PAIR_REGISTERS) if split else (OTHER_REGISTERS, 1)
+    other = OTHER_REGISTERS["fused_mma_backward" + ", split operands" * bool(split)]
+    of_pairs = SPLIT_PAIR_REGISTERS if split else 1
     captured = CAPTURED_REGISTERS if gathers(spec) else 0
     qk, v = (width if name in facts.wanted else 0 for width, name in zip(widths(spec), ("k", "v"), strict=True))
     delta = 4 if delta_of(facts) == "sums over keys" else 0  # one sum for each row of a thread
@@ -132,7 +132,7 @@ def diagonal_columns(tile: Tile, part: int) -> int:
 
 def cost(facts: SpecFacts, tile: Tile, apart: bool) -> Cost:
     copiers = max(widths(facts.spec)) // chunk(facts.spec)  # threads per row: one for each of its chunks
-    return Cost(shared_bytes(facts, tile), registers=registers(facts, tile, PARTS[-1], apart), threads=copiers)
+    return Cost(shared_bytes(facts, tile), Estimated(registers(facts, tile, PARTS[-1], apart)), threads=copiers)
 
 
 def shared_bytes(facts: SpecFacts, tile: Tile) -> int:

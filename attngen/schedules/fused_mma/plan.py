@@ -15,7 +15,7 @@ from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
 from attngen.plan.variants import of_pairs, reads_pairs
 from attngen.schedules.fused_mma import needs
-from attngen.schedules.fused_mma.registers import head_sizes, may_hold_q, variant
+from attngen.schedules.fused_mma.registers import may_hold_q, room, variant
 from attngen.schedules.parts import mma
 from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim, q_registers, width_of_v
 from attngen.spec.attention import AttentionSpec
@@ -71,8 +71,8 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
 
 
 def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
-    sizes = head_sizes(facts, arch, tile, facts.spec.kernel.q == "registers")
-    return Cost(needs.shared_bytes(facts, tile), sizes, threads=needs.copiers(facts.spec))
+    registers = room(facts, arch, tile, facts.spec.kernel.q == "registers")
+    return Cost(needs.shared_bytes(facts, tile), registers, threads=needs.copiers(facts.spec))
 
 
 def blocks_told(facts: SpecFacts, arch: Arch, tile: Tile) -> int:

@@ -9,7 +9,8 @@ from typing import Literal, cast
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Plan
-from attngen.plan.register_table import Family, Spilled, narrower, spilled, spilled_kernel, widest
+from attngen.plan.register_table import Family, Spilled, counted, spilled_kernel
+from attngen.plan.room import Counted
 from attngen.plan.tile import Tile
 from attngen.plan.variants import DOCUMENTS, SPECS, without_dropout
 from attngen.schedules.fused_mma.needs import RANDOM_REGISTERS, row_blocks, staged_of
@@ -63,24 +64,21 @@ def variant(facts: SpecFacts, tile: Tile) -> Row:
     return cast(Row, kind.replace("keys", "staged") if staged_of(facts, tile).keys else kind)
 
 
-def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool = False) -> tuple[int, int]:
-    """The widest head size of which nothing is spilled, and what counts of the spec's."""
+def room(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool = False) -> Counted:
+    """Whether registers suffice."""
     rows, split, size = 16 * row_blocks(tile), operands(facts.spec).split, counted_head_size(facts, q_in_registers)
     if facts.spec.dropout is not None:
         size = min(size + 2 * RANDOM_REGISTERS // row_blocks(tile), MAX_HEAD_DIM)  # as many columns of O
     if split and tile.block_kv <= SMALLEST_KEYS:
-        return MAX_HEAD_DIM, size
+        return Counted(MAX_HEAD_DIM, size)
     if tile.warps > MOST_WARPS:
-        return 0, size
-    kernel = _as_spilled(facts, arch, tile, q_in_registers)
-    if kernel in spilled("fused_mma"):
-        return narrower(kernel), size
+        return Counted(0, size)
     warps, stages = WARPS if split or tile.warps >= WARPS else FEW_WARPS, 1 if split else tile.stages
     q = "registers" if q_in_registers else "shared"
     # what reads more, or has more stages, needs no fewer registers: where ptxas found it otherwise, it had luck
     no_less = product(dict.fromkeys(("closed", variant(facts, tile))), range(1, stages + 1))
-    families = (Family("fused_mma", kind, split or "16-bit", rows, warps, n, q) for kind, n in no_less)
-    return min(_widest(family, tile.block_kv) for family in families), size
+    families = (_row(Family("fused_mma", kind, split or "16-bit", rows, warps, n, q)) for kind, n in no_less)
+    return counted(_as_spilled(facts, arch, tile, q_in_registers), size, tile.block_kv, *families)
 
 
 def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool) -> Spilled:
@@ -93,16 +91,14 @@ def as_spilled(plan: Plan) -> Spilled:
     return _as_spilled(plan.facts, plan.arch, plan.tile, plan.q_place == "registers")
 
 
-def _widest(family: Family, keys: int) -> int:
-    return widest(family if _is_measured(family) else replace(family, warps=FEW_WARPS), keys)
+def _row(family: Family) -> Family:
+    """The row that tells of a family."""
+    return family if _is_measured(family) else replace(family, warps=FEW_WARPS)
 
 
 def may_hold_q(facts: SpecFacts, arch: Arch, tile: Tile) -> bool:
     """Whether the fragments of Q may stay in registers; those of split operands would take twice as many."""
-    if operands(facts.spec).split:
-        return False
-    most, size = head_sizes(facts, arch, tile, q_in_registers=True)
-    return size <= most
+    return not operands(facts.spec).split and room(facts, arch, tile, q_in_registers=True).suffices
 
 
 def keys_of(family: Family) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from attngen.plan.captured_sums import term_sums
 from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
+from attngen.plan.room import OTHER_REGISTERS, Estimated
 from attngen.plan.saved import Delta, delta_of, row_values, row_workspaces, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
@@ -17,7 +18,6 @@ from attngen.schedules.fused_simt.plan import PAD
 
 # Terms of one partial sum of dO V^T and of delta: few, since dP - delta is a small difference in rows with few keys.
 SLICE_V = 8
-OTHER_REGISTERS = 80  # for addresses, sizes, loop counters and the numbers of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,15 @@ def buffers(facts: SpecFacts, square: Square) -> tuple[SharedBuffer, ...]:
     )
 
 
-def cost(facts: SpecFacts, square: Square) -> Cost:
-    spec = facts.spec
+def registers(facts: SpecFacts, square: Square) -> int:
+    """The estimate of what a thread needs."""
     rows, columns = square.block // square.row_threads, square.block // square.column_threads
-    dims = (spec.head_dim + spec.head_dim_v) // square.column_threads
-    operands = 4 * (rows + columns)
-    shared = aligned(*buffers(facts, square))
-    return Cost(shared, registers=3 * rows * columns + rows * dims + operands + OTHER_REGISTERS)
+    dims = (facts.spec.head_dim + facts.spec.head_dim_v) // square.column_threads
+    return 3 * rows * columns + rows * dims + 4 * (rows + columns) + OTHER_REGISTERS["fused_simt_backward"]
+
+
+def cost(facts: SpecFacts, square: Square) -> Cost:
+    return Cost(aligned(*buffers(facts, square)), Estimated(registers(facts, square)))
 
 
 def fits(facts: SpecFacts, arch: Arch, square: Square) -> bool:
@@ -115,9 +117,8 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 def blocks_of_an_sm(facts: SpecFacts, arch: Arch, square: Square) -> int:
     """The number of blocks that fit an SM, by shared memory and by the estimated registers of a thread."""
-    need = cost(facts, square)
-    by_registers = arch.registers_per_sm // (32 * square.warps * need.registers)
-    return max(1, min(arch.shared_per_sm // (need.shared + arch.shared_reserved), by_registers))
+    by_registers = arch.registers_per_sm // (32 * square.warps * registers(facts, square))
+    return max(1, min(arch.shared_per_sm // (cost(facts, square).shared + arch.shared_reserved), by_registers))
 
 
 def slice_of(dims: int) -> int:

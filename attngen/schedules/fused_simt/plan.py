@@ -8,6 +8,7 @@ from attngen.plan.arch import Arch
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
+from attngen.plan.room import OTHER_REGISTERS, Estimated
 from attngen.plan.shared_memory import COLUMN, ROW, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, kib, pick_tile, planned, tile_decision
@@ -50,7 +51,9 @@ def cost(facts: SpecFacts, tile: Tile) -> Cost:
     # scores count twice: a partial sum has an accumulator of its own
     output = rows * facts.spec.head_dim_v // COLUMN_THREADS
     operands = 4 * (rows + tile.block_kv // COLUMN_THREADS)
-    return Cost(aligned(*buffers(facts, tile)), registers=2 * scores + output + operands + 4 * rows + 56)
+    return Cost(
+        aligned(*buffers(facts, tile)), Estimated(2 * scores + output + operands + 4 * rows + OTHER_REGISTERS["fused_simt"])
+    )
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:

@@ -159,7 +159,7 @@ def paces(facts: SpecFacts) -> tuple[TileTiming, ...]:
     """The measured tiles that fit the registers: the lengths of a call select one of them."""
     if needs.staged_pairs(facts):
         return ()
-    measured = [p for p in of_head_size(facts.spec, hopper_tiles.TIMINGS) if kind(facts) in p.serves]
+    measured = [p for p in of_head_size(facts.spec, hopper_tiles.timings()) if kind(facts) in p.serves]
     return tuple(p for p in measured if needs.has_registers(facts, p.tile))
 
 

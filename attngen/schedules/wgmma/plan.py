@@ -52,7 +52,7 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
 
 
 def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
-    return Cost(aligned(*buffers(facts, tile)), registers.head_sizes(facts, arch, tile))
+    return Cost(aligned(*buffers(facts, tile)), registers.room(facts, arch, tile))
 
 
 def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Plan
-from attngen.plan.register_table import Family, Spilled, narrower, spilled, spilled_kernel, widest
+from attngen.plan.register_table import Family, Spilled, counted, spilled_kernel
+from attngen.plan.room import Counted
 from attngen.plan.tile import Tile
 from attngen.plan.variants import SPECS, Variant, variant
 from attngen.schedules.parts.wgmma import WARPGROUP_ROWS
@@ -23,15 +24,12 @@ FAMILIES = tuple(
 )
 
 
-def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[int, int]:
-    """The widest head size of which nothing is spilled, and what counts of the spec's: a thread has columns of O."""
-    kernel = _as_spilled(facts, arch, tile)
-    if kernel in spilled("wgmma"):
-        return narrower(kernel), facts.spec.head_dim_v
+def room(facts: SpecFacts, arch: Arch, tile: Tile) -> Counted:
+    """Whether registers suffice: a thread has columns of O."""
     warps = WARPS if tile.warps >= WARPS else FEW_WARPS
     row = next(name for name, kinds in ROWS.items() if variant(facts) in kinds)
     family = Family("wgmma", row, "16-bit", WARPGROUP_ROWS, warps, STAGES, "shared")
-    return widest(family, tile.block_kv), facts.spec.head_dim_v
+    return counted(_as_spilled(facts, arch, tile), facts.spec.head_dim_v, tile.block_kv, family)
 
 
 def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile) -> Spilled:
