@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from attngen.emit.cuda_text import c_name
-from attngen.emit.program import Axis, Binding, CeilDiv, Extent, OneMore, PackedBlocks, Parameter, Several, Tensor, free
+from attngen.emit.program import Axis, Binding, CeilDiv, Extent, OneMore, PackedBlocks, Parameter, Tensor, free
 from attngen.emit.variant import Captured, Variant, range_tensors
 from attngen.plan.captured_sums import WORDS, TermSum, sizes_of_own_indices, sizes_of_pairs
 from attngen.plan.plan import Plan
@@ -47,6 +47,11 @@ def keys_of_heads(spec: AttentionSpec, *last: Axis) -> tuple[Axis, ...]:
     return _of_heads(spec, head_axes(spec)[1], "kv_len", "total_k", *last)
 
 
+def every_row(spec: AttentionSpec, *last: Axis) -> tuple[Axis, ...]:
+    """The axes of a workspace with numbers for each row of each query head, whatever the storage."""
+    return free("batch"), head_axes(spec)[0], free("q_len"), *last
+
+
 def _of_heads(spec: AttentionSpec, heads: Axis, length: str, total: str, *last: Axis) -> tuple[Axis, ...]:
     if not spec.kernel.is_packed:
         return free("batch"), heads, free(length), *last
@@ -72,8 +77,11 @@ def input_tensors(
         yield Tensor(i.name, "input", i.dtype.name, axes, i.name, unit_stride=is_table, broadcasts=True)
 
 
-def program_tensors(spec: AttentionSpec, plan: Plan, variant: Variant) -> Iterator[Tensor]:
-    """Every tensor of the kernels. What is known of a tensor is stated here and nowhere else."""
+def program_tensors(
+    spec: AttentionSpec, plan: Plan, variant: Variant, axes_of: Callable[[str], tuple[Axis, ...]]
+) -> Iterator[Tensor]:
+    """Every tensor of the kernels. What is known of a tensor is stated here, except the axes of the workspaces that the plan
+    names, `axes_of`."""
     layout = (ROW_ALIGNMENT, True) if plan.schedule.on_tensor_cores else (0, False)
     yield from input_tensors(spec, *layout, plan.rotated)
     for name in plan.rotated:
@@ -81,7 +89,7 @@ def program_tensors(spec: AttentionSpec, plan: Plan, variant: Variant) -> Iterat
         yield Tensor(rotated(name), "workspace", spec.dtype.name, axes(spec, Axis("head_dim", spec.head_dim)))
     yield from (backward_tensors if plan.direction == "backward" else forward_tensors)(spec, plan, layout)
     for name in plan.workspaces:
-        yield Tensor(name, "workspace", "fp32", WORKSPACES[name](spec, plan))
+        yield Tensor(name, "workspace", "fp32", axes_of(name))
     for terms in plan.term_sums:
         yield _term_workspace(spec, plan, terms)
     if plan.schedule.is_warp_specialized:
@@ -151,41 +159,6 @@ def _term_workspace(spec: AttentionSpec, plan: Plan, terms: TermSum) -> Tensor:
     return Tensor(terms.name, "workspace", "int64", (*elements, Axis("", WORDS)), like=terms.captured)
 
 
-def _pairs(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
-    return (free("batch"), head_axes(spec)[0], free("q_len"), *_score_row(plan))
-
-
-def _rows(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
-    return free("batch"), head_axes(spec)[0], free("q_len")
-
-
-def _row_numbers(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
-    """Of whole blocks of rows, tile by tile."""
-    of_block = (plan.own.held // plan.block_q, plan.own.row_numbers, plan.block_q)
-    return *_row_blocks(spec, plan), *(Axis("", n) for n in of_block)
-
-
-def _dq_sums(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
-    """Of whole blocks of rows, in the order of the registers that are added to them."""
-    tiles = (free("batch"), head_axes(spec)[0], Axis("", CeilDiv("q_len", plan.block_q)))
-    blocks = _row_blocks(spec, plan) if plan.schedule.is_warp_specialized else tiles
-    return *blocks, *(Axis("", n) for n in plan.own.dq_sums(plan))
-
-
-def _part_sums(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
-    """Of every work tile, in the order of the registers of 64 keys; nothing if groups have one part."""
-    parts, keys = plan.own.parts, plan.own.held_keys
-    of_tile = (Axis("", CeilDiv("kv_len", keys)), Axis("", parts), Axis("", keys), Axis("", spec.head_dim + spec.head_dim_v))
-    return Axis("", Several(parts)), free("batch"), head_axes(spec)[1], *of_tile
-
-
-def _row_blocks(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
-    """The blocks of rows of every head."""
-    if spec.kernel.is_packed:
-        return head_axes(spec)[0], Axis("", PackedBlocks("total_q", plan.own.held, "batch"))
-    return free("batch"), head_axes(spec)[0], Axis("", CeilDiv("q_len", plan.own.held))
-
-
 def _dimension(extent: Extent) -> str | int:
     """The dimension that an extent follows from, if it is one."""
     match extent:
@@ -194,14 +167,6 @@ def _dimension(extent: Extent) -> str | int:
         case PackedBlocks():
             return extent.total
     return extent if isinstance(extent, (int, str)) else str(extent)
-
-
-def _row_of_split(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
-    return *_rows(spec, plan), Axis("", plan.own.splits)
-
-
-def _output_of_split(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
-    return *_row_of_split(spec, plan), Axis("", spec.head_dim_v)
 
 
 def rotated(name: str) -> str:
@@ -216,36 +181,12 @@ def is_of_pairs(tensor: Tensor) -> bool:
 
 
 NEXT_WORK = Tensor("next_work", "counter", "int32", (Axis("", 1),))
-# The axes of each workspace of fp32 numbers that a plan may name.
-WORKSPACES: dict[str, Callable[[AttentionSpec, Plan], tuple[Axis, ...]]] = {
-    "S": _pairs,  # scores, then weights in their place
-    "QK": _pairs,  # Q K^T, where a derivative reads s
-    "dP": _pairs,  # then dS in its place
-    "ds": _pairs,  # where it is not dS
-    "delta": _rows,
-    "own_lse": _rows,  # lse, or lse_rest, of weights as the backward computes them: these add up to 1
-    "own_lse_rest": _rows,
-    "sink_weight": _rows,  # if a gradient of the sink is wanted
-    "dq_sums": _dq_sums,  # sums of dQ, before softmax_scale and rounding
-    "part_sums": _part_sums,  # dK and dV of each part of a group, before softmax_scale and rounding
-    "row_numbers": _row_numbers,  # lse in powers of 2, delta; what is subtracted from large scores
-    "split_O": _output_of_split,  # sums of P V of the keys of a split, for weights that its maximum is subtracted from
-    "split_max": _row_of_split,  # the split's maximum; -inf: the split has no key for the row, and wrote nothing else
-    "split_sum": _row_of_split,  # the sum of these weights
-}
 
 
 def captured_axes(spec: AttentionSpec, dims: tuple[int | str, ...]) -> tuple[Axis, ...]:
     """The axes of a captured tensor that the spec declares with `dims`."""
     heads = {axis.name: axis for axis in head_axes(spec)}
     return tuple(Axis("", d) if isinstance(d, int) else heads.get(d) or free(d) for d in dims)
-
-
-def _score_row(plan: Plan) -> tuple[Axis, ...]:
-    """The last axes of S: the keys, in whole tiles if the schedule has tiles."""
-    if not plan.schedule.is_tiled:
-        return (free("kv_len"),)
-    return Axis("", CeilDiv("kv_len", plan.block_kv)), Axis("", plan.block_kv)
 
 
 def range_workspaces(spec: AttentionSpec, plan: Plan, span: Span) -> list[Tensor]:

@@ -10,10 +10,10 @@ from attngen.emit.constants import ConstantLine
 from attngen.emit.file import File
 from attngen.emit.gradient_functions import CapturedFunctions, ContributionFunctions
 from attngen.emit.kernel_text import KernelText
-from attngen.emit.program import Extent, Parameter, Tensor, grid_of_elements
+from attngen.emit.program import Axis, Extent, Parameter, Tensor, grid_of_elements
 from attngen.emit.variant import Function
 from attngen.plan.captured_sums import WORDS, Place, TermSum
-from attngen.plan.saved import row_values, row_workspaces
+from attngen.plan.saved import delta_of, row_values, row_workspaces
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import CapturedGradient, Source, gradient_argument
 
@@ -106,12 +106,16 @@ class CapturedSums(File):
     """The context of a backward that keeps no scores in memory: its gradients, those of captured tensors too."""
 
     def gradient_kernels(self) -> dict[str, KernelText]:
-        """The kernels of `own.kernels`, by their names."""
+        """The kernels that the wanted gradients need, by their names, in launch order; beside those of captured gradients."""
         raise NotImplementedError
 
     def terms_of(self, name: str) -> tuple[Terms, ...]:
         """What a kernel adds up of captured gradients."""
         raise NotImplementedError
+
+    def workspace(self, name: str) -> tuple[Axis, ...]:
+        """Those of `row_workspaces`: lse, or lse_rest, is that of weights as this backward computes them, which add up to 1."""
+        return abi.every_row(self.spec)
 
     def kernels(self) -> dict[str, KernelText]:
         return {
@@ -143,13 +147,12 @@ class CapturedSums(File):
     @property
     def sums_delta(self) -> bool:
         """Whether a kernel that owns rows adds up delta over their keys."""
-        return bool(self.own.delta == "sums over keys")
+        return delta_of(self.facts) == "sums over keys"
 
     @property
-    def row_owners(self) -> list[str]:
-        """The names of the kernels that own rows and visit keys, in launch order."""
-        owners = ("delta", "dq") if self.sums_delta else ("dq",)
-        return [name for name in self.own.kernels if name in owners]
+    def row_owners(self) -> tuple[str, ...]:
+        """The names that kernels which own rows and visit keys have."""
+        return ("delta", "dq") if self.sums_delta else ("dq",)
 
     @property
     def row_values(self) -> tuple[str, ...]:

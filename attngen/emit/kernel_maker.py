@@ -8,7 +8,7 @@ from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.kernel_text import KernelText, signature_lines
-from attngen.emit.program import Extent, KernelEntry, Parameter, Product, SharedRange, Tensor
+from attngen.emit.program import Axis, Extent, KernelEntry, Parameter, Product, SharedRange, Tensor
 from attngen.emit.variant import Function, Variant
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Plan
@@ -37,7 +37,11 @@ class KernelMaker:
 
     def __post_init__(self) -> None:
         self.own = self.plan.own
-        self.tensors = {t.name: t for t in abi.program_tensors(self.spec, self.plan, self.variant)}
+        self.tensors = {t.name: t for t in abi.program_tensors(self.spec, self.plan, self.variant, self.workspace)}
+
+    def workspace(self, name: str) -> tuple[Axis, ...]:
+        """The axes of a workspace of fp32 numbers, one of `Plan.workspaces`."""
+        raise NotImplementedError(name)
 
     @property
     def lengths(self) -> dict[str, str]:

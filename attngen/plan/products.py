@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attngen.plan.plan import Plan
 from attngen.plan.saved import delta_of
 from attngen.spec.attention import AttentionSpec
@@ -47,16 +49,15 @@ def operations_of_a_pair(spec: AttentionSpec, wanted: tuple[str, ...] = ()) -> i
     return 2 * sum(counted_products(spec, wanted).values())
 
 
-def computed_products(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """The products of each kernel of a backward, by its name, that computes any."""
+def computed_products(plan: Plan) -> Mapping[str, tuple[str, ...]]:
+    """The products of each kernel that a backward may have, by its name, if it computes any."""
     if not plan.schedule.is_fused:
-        return {kernel: OF_UNFUSED[kernel] for kernel in plan.own.kernels if kernel in OF_UNFUSED}
+        return OF_UNFUSED
     needed = {*counted_products(plan.facts.spec, plan.wanted)}
     of_fused = OF_FUSED | ({"dk_dv": (*OF_FUSED["dk_dv"], "dS K")} if "dq_sums" in plan.workspaces else {})
     of_fused |= {"delta": OF_DELTA} if delta_of(plan.facts) == "sums over keys" else {}
     of_keys = needed if plan.wants("k") or any(t.place == "keys" for t in plan.term_sums) else needed - {"dO V^T"}
     return {
         kernel: tuple(p for p in of_fused[kernel] if p in (needed if kernel in ("delta", "dq") else of_keys))
-        for kernel in plan.own.kernels
-        if kernel in of_fused
+        for kernel in of_fused
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 
 import attngen
 from attngen import ArgumentError, AttentionSpec
-from attngen.emit.abi import WORKSPACES
 from attngen.language import load_text
+from attngen.plan import ARCHES
 from attngen.reference.gradients import Loss, numpy_gradients, sample_loss
 from attngen.reference.numpy_oracle import numpy_attention
 from attngen.reference.problems import Sample, Shape, sample
+from attngen.schedules import choose, schedules_for
 from attngen.spec.dtypes import from_storage
 from attngen.spec.gradient import GradientError, gradient_of, wanted_gradients
 from attngen.spec.names import BACKWARD_NAMES, TENSORS
@@ -87,8 +89,20 @@ def test_names_of_a_backward_program_are_refused_with_words() -> None:
         kernel.backward(problem.q, problem.q, problem.k, problem.v, **problem.inputs)
 
 
-def test_no_input_can_have_the_name_of_a_tensor_of_the_backward() -> None:
-    assert set(WORKSPACES) <= BACKWARD_NAMES | TENSORS
+def test_no_input_can_have_the_name_of_a_workspace() -> None:
+    found: set[str] = set()
+    slopes: dict[str, Any] = {"score": "s + x[h] * (k - q)", "inputs": {"x": ("fp32", ("heads",))}}
+    for what in ({}, slopes, {"score": "s + s * s", "sink": "0.0"}, {"normalize": "sigmoid"}, {"dtype": "fp32"}):
+        spec = attngen.define(**{"dtype": "bf16", "head_dim": 64, **what})
+        for arch, deterministic in product(("sm_80", "sm_90a"), (True, False)):
+            kernels = [choose(spec, ARCHES[arch], keyword) for keyword in schedules_for(spec, ARCHES[arch])]
+            wanted = ("q", "k", "v", *(i.name for i in spec.inputs))
+            kernels += [
+                choose(spec, ARCHES[arch], keyword, wanted=wanted, deterministic=deterministic)
+                for keyword in schedules_for(spec, ARCHES[arch], wanted)
+            ]
+            found.update(*(plan.workspaces for plan in kernels))
+    assert {"S", "split_O", "dq_sums", "part_sums", "own_lse_rest"} <= found <= BACKWARD_NAMES | TENSORS
 
 
 # --- the reference ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 from attngen.emit import abi
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
-from attngen.emit.program import PackedTiles, Parameter, Several
+from attngen.emit.program import Axis, PackedTiles, Parameter, Several
 from attngen.schedules.decode.plan import OUTPUT_PAD, DecodePlan
 from attngen.schedules.parts.mma_context import ByMma
 from attngen.schedules.parts.tma_context import box_constant, box_rows, slabs_of
@@ -25,6 +25,12 @@ class Decode(ByMma):
     @property
     def by_tma(self) -> bool:
         return self.own.copies == "tma"
+
+    def workspace(self, name: str) -> tuple[Axis, ...]:
+        """Of each split, split_O has sums of P V, for weights that the split's maximum is subtracted from; split_max this
+        maximum (-inf: the split has no key for the row, and wrote nothing else), split_sum the sum of these weights."""
+        columns = [Axis("", self.spec.head_dim_v)] if name == "split_O" else []
+        return abi.every_row(self.spec, Axis("", self.own.splits), *columns)
 
     def maps(self) -> list[Parameter]:
         """The tensor maps of K and V, if TMA copies them."""

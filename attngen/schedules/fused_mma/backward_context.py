@@ -9,7 +9,7 @@ from attngen.emit import abi
 from attngen.emit.captured_sums import TERM_CONSTANTS, CapturedSums, Terms
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
-from attngen.emit.program import CeilDiv, Parameter
+from attngen.emit.program import Axis, CeilDiv, Parameter, free
 from attngen.emit.variant import Function
 from attngen.schedules.fused_mma import backward_additions, backward_needs
 from attngen.schedules.fused_mma.backward_needs import FusedMmaBackwardPlan
@@ -41,6 +41,16 @@ class FusedMmaBackward(Fused, CapturedSums):
     def adds(self) -> bool:
         """Whether blocks of keys add to dQ in global memory."""
         return self.own.dq == "additions"
+
+    def workspace(self, name: str) -> tuple[Axis, ...]:
+        """Also sums of dQ before softmax_scale and rounding: of whole tiles of rows, each thread's registers in order."""
+        if name != "dq_sums":
+            return super().workspace(name)
+        assert self.own.dq_part is not None
+        added, threads = self.own.dq_part.added, self.plan.threads
+        additions = self.plan.block_q * self.own.qk_width // threads // added
+        tiles = free("batch"), abi.head_axes(self.spec)[0], Axis("", CeilDiv("q_len", self.plan.block_q))
+        return *tiles, *(Axis("", n) for n in (additions, threads, added))
 
     def context(self) -> dict[str, Any]:
         kernels = self.kernels()

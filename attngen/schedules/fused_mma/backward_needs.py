@@ -11,7 +11,7 @@ from attngen.plan.captured_sums import TermSum, term_sums
 from attngen.plan.decisions import wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
-from attngen.plan.plan import Decision, Plan, origin_of
+from attngen.plan.plan import Decision, origin_of
 from attngen.plan.saved import Delta, delta_of, row_values
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.plan.tile import Tile
@@ -50,12 +50,6 @@ class FusedMmaBackwardPlan:
     delta: Delta
     shares: int = 1  # warps that have the same keys: each has its share of a tile's rows, for the pairs, and of the columns
     dq_part: DqPart | None = None  # additions only
-
-    def dq_sums(self, plan: Plan) -> tuple[int, ...]:
-        """The extents of a tile of sums of dQ: each thread's registers, in order."""
-        assert self.dq_part is not None
-        registers = plan.block_q * self.qk_width // plan.threads
-        return registers // self.dq_part.added, plan.threads, self.dq_part.added
 
 
 def own_plan(

@@ -10,7 +10,7 @@ from attngen.emit import abi, comment_text
 from attngen.emit.constants import ConstantLine
 from attngen.emit.gradient_functions import own_indices
 from attngen.emit.kernel_text import KernelText
-from attngen.emit.program import MULTIPROCESSORS, CeilDiv, Parameter, Several, Tensor
+from attngen.emit.program import MULTIPROCESSORS, Axis, CeilDiv, PackedBlocks, Parameter, Several, Tensor, free
 from attngen.emit.variant import Function
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.bounded_scores import LARGE_EXPONENT
@@ -47,6 +47,35 @@ class HopperBackward(ByTma):
     def lse_rest(self) -> bool:
         """Whether lse is the sum of two numbers, so that scores may be large."""
         return "lse_rest" in self.plan.saved
+
+    # workspaces
+
+    def workspace(self, name: str) -> tuple[Axis, ...]:
+        return {"row_numbers": self._axes_of_numbers, "dq_sums": self._axes_of_dq, "part_sums": self._axes_of_parts}[name]()
+
+    def _row_blocks(self, *of_block: int) -> tuple[Axis, ...]:
+        """The blocks of rows of every head, each with numbers in these dimensions."""
+        heads, inner = abi.head_axes(self.spec)[0], (Axis("", n) for n in of_block)
+        if self.spec.kernel.is_packed:
+            return heads, Axis("", PackedBlocks("total_q", self.own.held, "batch")), *inner
+        return free("batch"), heads, Axis("", CeilDiv("q_len", self.own.held)), *inner
+
+    def _axes_of_numbers(self) -> tuple[Axis, ...]:
+        """lse in powers of 2, delta, and what is subtracted from large scores: of whole blocks of rows, tile by tile."""
+        return self._row_blocks(self.own.held // self.plan.block_q, self.own.row_numbers, self.plan.block_q)
+
+    def _axes_of_dq(self) -> tuple[Axis, ...]:
+        """Sums of dQ before softmax_scale and rounding: each consumer's part of a tile, in the order of its registers."""
+        parts = (self.own.consumers,) if self.own.dq_parts == "rows" else ()
+        return self._row_blocks(self.own.held // self.plan.block_q, *parts, self.own.dq_columns // 8, WARPGROUP, 4)
+
+    def _axes_of_parts(self) -> tuple[Axis, ...]:
+        """dK and dV of each part of a group, before softmax_scale and rounding: of every work tile, in the order of the
+        registers of 64 keys; nothing if groups have one part."""
+        parts, keys, columns = self.own.parts, self.own.held_keys, self.spec.head_dim + self.spec.head_dim_v
+        assert parts is not None
+        of_tile = (Axis("", CeilDiv("kv_len", keys)), Axis("", parts), Axis("", keys), Axis("", columns))
+        return Axis("", Several(parts)), free("batch"), abi.head_axes(self.spec)[1], *of_tile
 
     # kernels
 

@@ -63,11 +63,6 @@ class HopperBackwardPlan:
         """The keys that a block holds."""
         return WARPGROUP_ROWS if self.split_products else self.held
 
-    def dq_sums(self, plan: Plan) -> tuple[int, ...]:
-        """The extents of a block of sums of dQ: each consumer's part of a tile, in the order of its registers."""
-        parts = (self.consumers,) if self.dq_parts == "rows" else ()
-        return self.held // plan.block_q, *parts, self.dq_columns // 8, WARPGROUP, 4
-
 
 CONSUMERS = 2
 WARPS = 4 * (CONSUMERS + 1)

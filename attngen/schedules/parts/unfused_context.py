@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from attngen.emit import abi
 from attngen.emit.file import File
 from attngen.emit.kernel_text import KernelText
-from attngen.emit.program import CeilDiv, Extent, Parameter
+from attngen.emit.program import Axis, CeilDiv, Extent, Parameter, free
 from attngen.emit.variant import Function
 
 
 class Unfused(File):
     """The kernels of scores and of row weights, with the grids of the naive schedule."""
+
+    def workspace(self, name: str) -> tuple[Axis, ...]:
+        """S has scores, then weights in their place; QK has Q K^T if a derivative reads s; dP has dS in its place, ds what is
+        not dS. Beside these pairs: delta, and the sink's weight, of each row."""
+        if name in ("delta", "sink_weight"):
+            return abi.every_row(self.spec)
+        if not self.plan.schedule.is_tiled:
+            return abi.every_row(self.spec, free("kv_len"))
+        block = self.plan.block_kv  # keys are in whole tiles
+        return abi.every_row(self.spec, Axis("", CeilDiv("kv_len", block)), Axis("", block))
 
     def of_tiles(self) -> tuple[Function | None, ...]:
         """The functions that say which tiles are visited."""
