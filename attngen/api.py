@@ -17,12 +17,13 @@ from attngen.device.protocol import Device
 from attngen.device.select import device_by_name, emulated_by_name, warn_emulated
 from attngen.device.tuning_cache import found_for
 from attngen.emit.emitter import emit
+from attngen.keywords import SCHEDULE_NAMES, ScheduleName
 from attngen.plan import Plan, find_arch
 from attngen.plan.arch import Arch
 from attngen.plan.facts import DETERMINISTIC
 from attngen.schedules import choice_of, choose, default_arch, parts_of, plans_for
 from attngen.shipped import find_spec
-from attngen.spec.attention import SCHEDULE_NAMES, AttentionSpec, ScheduleName, Storage
+from attngen.spec.attention import AttentionSpec, Storage
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import DTYPES

@@ -15,7 +15,8 @@ from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayVi
 from attngen.device.params import signed
 from attngen.device.select import warn_emulated
 from attngen.diagnostics import counted, refuse_keywords
-from attngen.spec.attention import AttentionSpec, ScheduleName
+from attngen.keywords import ScheduleName
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import STORAGE_DTYPES

@@ -15,11 +15,12 @@ from attngen.cli import COMMANDS
 from attngen.cli.errors import reported
 from attngen.emit.comments import strip_comments
 from attngen.emit.manifest import from_manifest
-from attngen.spec.attention import HOPPER_SCHEDULES, SCHEDULE_NAMES
+from attngen.keywords import SCHEDULE_NAMES
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import cli as invoke
 from tests.harness import emitted, shipped
+from tests.hopper import HOPPER_SCHEDULES
 
 GPT2 = str(ROOT / "specs" / "gpt2.attn")
 

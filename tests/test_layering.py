@@ -8,18 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from attngen.keywords import PORTABLE_SCHEDULES, SCHEDULE_NAMES
+from attngen.schedules import SCHEDULES
+from attngen.schedules.backward import BACKWARD_SCHEDULES
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "attngen"
 LOW = {"source", "diagnostics", "cache", "shipped", "optional"}
-SPEC = {"spec", "diagnostics", "source"}
+SPEC = {"spec", "diagnostics", "source", "keywords"}
 MAY_IMPORT = {
     "source": set(),
+    "keywords": set(),
     "cache": set(),
     "shipped": set(),
     "optional": set(),
     "diagnostics": {"source"},
-    "spec": {"diagnostics", "source"},
+    "spec": {"diagnostics", "source", "keywords"},
     "language": SPEC | {"cache"},
     "plan": SPEC,
     "emit": SPEC | {"plan"},
@@ -84,18 +88,44 @@ def test_heavy_imports_are_late(path: Path) -> None:
             assert module.split(".")[0] not in HEAVY - allowed, f"{relative} imports {module} at once"
 
 
-SCHEDULES = PACKAGE / "schedules"
-OF_SCHEDULES = sorted(p.name for p in SCHEDULES.iterdir() if (p / "__init__.py").exists() and p.name != "parts")
+SCHEDULE_PACKAGES = PACKAGE / "schedules"
+OF_SCHEDULES = sorted(p.name for p in SCHEDULE_PACKAGES.iterdir() if (p / "__init__.py").exists() and p.name != "parts")
 
 
 @pytest.mark.parametrize("schedule", [*OF_SCHEDULES, "parts"])
 def test_a_schedule_imports_no_other(schedule: str) -> None:
     """What several share is in `schedules/parts`, which imports none of them; imports inside functions count too."""
-    for path in (SCHEDULES / schedule).rglob("*.py"):
+    for path in (SCHEDULE_PACKAGES / schedule).rglob("*.py"):
         for module in imports(ast.parse(path.read_text())):
             named = module.removeprefix("attngen.schedules.").split(".")[0]
             assert named not in {*OF_SCHEDULES} - {schedule}, f"{path.name} of {schedule} imports {module}"
             assert module != "attngen.schedules", f"{path.name} of {schedule} imports the package itself"
+
+
+MAY_NAME_SCHEDULES = {"schedules", "keywords", "inspect"}
+MAY_IMPORT_SCHEDULES = {"schedules", "inspect", "vllm"}  # the packages of single schedules
+
+
+def test_schedules_are_named_in_their_package_alone() -> None:
+    """By a literal that is a name, or an import of a schedule's package. Texts for people may have names among other words."""
+    names = {*SCHEDULE_NAMES, *(s.name for s in (*SCHEDULES, *BACKWARD_SCHEDULES))}
+    packages = {f"attngen.schedules.{name}" for name in OF_SCHEDULES}
+    assert {"naive", "fused_mma", "hopper_backward"} <= names
+    found = []
+    for path in FILES:
+        tree, named = ast.parse(path.read_text()), set()
+        if room(path) not in MAY_NAME_SCHEDULES:
+            named |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value in names}
+        if room(path) not in MAY_IMPORT_SCHEDULES:
+            named |= {module for module in imports(tree) if ".".join(module.split(".")[:3]) in packages}
+        found += [(str(path.relative_to(ROOT)), *named)] if named else []
+    assert not found
+
+
+def test_keywords_are_those_of_the_schedules() -> None:
+    """What `attngen.keywords` says, which does not import them."""
+    assert {s.keyword for s in SCHEDULES} == {*SCHEDULE_NAMES}
+    assert {s.keyword for s in SCHEDULES if not s.needs} == {*PORTABLE_SCHEDULES}
 
 
 PATH = re.compile(r"\b(?:templates|docs|attngen|tests|benchmarks|generated)/[\w./]*\.\w+")

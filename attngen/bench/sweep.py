@@ -17,11 +17,13 @@ from attngen.bench.gradients import kernel_call, peer_calls, relative_error
 from attngen.bench.measure import Ceilings, ceilings, measure, peak_bytes
 from attngen.bench.peers import flash_peers, flex_peer, torch_peers
 from attngen.bench.report import Measured
+from attngen.keywords import PORTABLE_SCHEDULES, ScheduleName
 from attngen.plan.facts import DETERMINISTIC
 from attngen.plan.products import operations_of_a_pair
 from attngen.reference.problems import Shape, sample_inputs
 from attngen.reference.torch_oracle import allowed_pairs, to_torch, torch_attention, torch_gradients
-from attngen.spec.attention import PORTABLE_SCHEDULES, AttentionSpec, ScheduleName
+from attngen.schedules import UNFUSED
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES
 
@@ -29,7 +31,7 @@ Tensors = dict[str, Any]
 QKV = tuple[Any, Any, Any]
 Params = dict[str, int | float]
 
-SLOW_SCHEDULES_UP_TO = 4096  # naive and tiled store S x S scores: longer problems take too long
+SLOW_SCHEDULES_UP_TO = 4096  # of schedules that store S x S scores: longer problems take too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def _case(
 ) -> Iterator[Measured]:
     spec = case.spec
     q, k, v, inputs, own = problem(case, params)
-    schedules = [s for s in schedules if s not in ("naive", "tiled") or case.length <= SLOW_SCHEDULES_UP_TO]
+    schedules = [s for s in schedules if s not in UNFUSED or case.length <= SLOW_SCHEDULES_UP_TO]
     kernels = [compile(spec, kernel=schedule, device="cuda") for schedule in schedules]
     if wanted:
         parts = [[one.gradients(p, deterministic) for p in one.gradient_parts(wanted, deterministic)] for one in kernels]

@@ -15,7 +15,7 @@ import click
 from attngen.cli import options
 from attngen.cli.common import check_writable, colored, kernel_title, whole_numbers, words, write_whole
 from attngen.cli.specs import Gradients, arch_known, known_params, load_one_spec, load_specs
-from attngen.spec.attention import PORTABLE_SCHEDULES, ScheduleName
+from attngen.keywords import PORTABLE_SCHEDULES, ScheduleName
 from attngen.spec.dtypes import STORAGE_DTYPES
 
 INSTALL = "pip install 'attngen[bench]'"
@@ -225,7 +225,7 @@ def _count(spec: str, name: str | None, given: tuple[str, ...], gradients: Gradi
     from attngen.reference.problems import Shape
     from attngen.schedules import default_arch, schedules_for
 
-    arch = arch_known(default_arch(None))
+    arch = arch_known(default_arch())
     click.echo("no GPU found, so nothing can be timed; these are exact counts of the emulated device", err=True)
     for one in load_specs(spec, name):
         shape = Shape(batch=1, q_heads=2, kv_heads=2, q_len=256, kv_len=256)

@@ -194,9 +194,9 @@ class _Devices:
         return found
 
     def _schedules(self, spec: AttentionSpec) -> Sequence[str]:
+        from attngen.keywords import PORTABLE_SCHEDULES
         from attngen.plan import PlanRefusal, find_arch
         from attngen.schedules import choose, schedules_for
-        from attngen.spec.attention import PORTABLE_SCHEDULES
 
         own = spec.kernel.schedule
         arch = find_arch(self.arch or "sm_90a")

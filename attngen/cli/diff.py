@@ -141,8 +141,8 @@ def _sides(
 def _side(text: str, backward: bool) -> tuple[str, str | None, bool]:
     """Schedule, architecture if one is named, and whether it is the backward: by --backward, or named as naive_backward."""
     name, at, arch = text.partition("@")
+    from attngen.keywords import SCHEDULE_NAMES
     from attngen.plan.plan import BACKWARD_SUFFIX
-    from attngen.spec.attention import SCHEDULE_NAMES
 
     schedule = name.removesuffix(BACKWARD_SUFFIX)
     if schedule not in SCHEDULE_NAMES:
@@ -154,7 +154,6 @@ def _common_arch(one: Loaded, schedules: tuple[str, str]) -> str:
     """The first architecture that supports both schedules for this spec; if there is none, one whose planner says why."""
     from attngen.plan.arch import ARCHES
     from attngen.schedules import default_arch, schedules_for
-    from attngen.spec.attention import HOPPER_SCHEDULES
 
     has: list[Arch] = [arch for arch in ARCHES.values() if set(schedules) <= set(schedules_for(one.spec, arch))]
-    return has[0].name if has else default_arch(next((one for one in schedules if one in HOPPER_SCHEDULES), None))
+    return has[0].name if has else default_arch(*schedules)

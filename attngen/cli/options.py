@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
 
 from attngen.cli.specs import Gradients
+from attngen.keywords import ScheduleName
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,7 +52,7 @@ def refuse(because: str, *names: str) -> None:
         raise click.UsageError(f"{because}; leave out {', '.join(found)}")
 
 
-SCHEDULES = click.Choice(["auto", "naive", "tiled", "fused", "wgmma", "hopper", "decode"])
+SCHEDULES = click.Choice(get_args(ScheduleName))
 
 spec = click.argument("spec")
 name = click.option("--name", help="The attention of this name, if the file defines several.  [default: all]")

@@ -81,10 +81,9 @@ FORWARD = Gradients()
 def arch_named(name: str | None, kernel: str | None, loaded: Sequence[Loaded]) -> Arch:
     """The architecture called `name`; by default, one that supports the schedule `kernel`, or else those of the specs."""
     from attngen.schedules import default_arch
-    from attngen.spec.attention import HOPPER_SCHEDULES
 
-    stated = next((one.spec.kernel.schedule for one in loaded if one.spec.kernel.schedule in HOPPER_SCHEDULES), None)
-    return arch_known(default_arch(kernel or stated) if name is None else name)
+    stated = [kernel] if kernel else [one.spec.kernel.schedule for one in loaded]
+    return arch_known(default_arch(*stated) if name is None else name)
 
 
 def arches_named(names: str | None, kernel: str | None, loaded: Sequence[Loaded]) -> list[Arch]:
@@ -158,8 +157,8 @@ def schedules_named(
 ) -> tuple[str, ...]:
     """The schedule `kernel`; by default, those that every architecture supports, and the one that the spec states. With
     `wanted` those of them that compute these gradients on `arch`; if there are none, all, which refuse with the reason."""
+    from attngen.keywords import PORTABLE_SCHEDULES
     from attngen.schedules import schedules_for
-    from attngen.spec.attention import PORTABLE_SCHEDULES
 
     if kernel is not None:
         return (kernel,)

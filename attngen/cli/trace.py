@@ -74,8 +74,8 @@ def command(
         schedules = _schedules(one.spec, kernel, steps, wanted, arch)
         params = specs.known_params(one.spec, given)
         shape = with_free_sizes(one.spec, _shape(one.spec, batch, heads, kv_heads, q_len, kv_len), params)
-        if kernel is None and not (wanted or steps) and _decodes(one.spec, arch, shape):
-            schedules = (*schedules, "decode")
+        if kernel is None and not (wanted or steps):
+            schedules = tuple(dict.fromkeys((*schedules, *_of_lengths(one.spec, arch, shape))))
         target = arch or default_arch(schedules[-1] if schedules[-1] != "auto" else one.spec.kernel.schedule)
         with specs.pointing_at(one):
             said = (watch, chosen.text, 0, wanted, gradients.deterministic)
@@ -105,12 +105,13 @@ def _schedules(spec: Any, kernel: str | None, steps: bool, gradients: tuple[str,
     return specs.schedules_named(kernel, spec, gradients, specs.arch_known(arch or default_arch(kernel)))
 
 
-def _decodes(spec: Any, arch: str | None, shape: Any) -> bool:
-    """Whether `auto` splits the keys of a call of this shape."""
+def _of_lengths(spec: Any, arch: str | None, shape: Any) -> tuple[str, ...]:
+    """The schedule that `auto` has for calls of this shape alone, if it has one: keys may be split."""
     from attngen.schedules import choose, default_arch
 
-    target = specs.arch_known(arch or default_arch(None))
-    return choose(spec, target, None, specs.own_problem(spec, target, None, shape.q_len, shape.kv_len)).keyword == "decode"
+    target = specs.arch_known(arch or default_arch())
+    problem = specs.own_problem(spec, target, None, shape.q_len, shape.kv_len)
+    return () if problem is None else (choose(spec, target, None, problem).keyword,)
 
 
 def _shape(spec: Any, batch: int, heads: int, kv_heads: int | None, q_len: int | None, kv_len: int | None) -> Any:

@@ -64,12 +64,14 @@ def command(
     from attngen.device.protocol import DeviceError
     from attngen.device.select import has_gpu
     from attngen.device.tuning_cache import is_open
+    from attngen.schedules import SCHEDULES, overridden
 
     one = load_one_spec(spec, name)
     if kernel is not None:
-        one = replace(one, spec=replace(one.spec, kernel=one.spec.kernel.overridden(kernel)))
+        one = replace(one, spec=replace(one.spec, kernel=overridden(one.spec.kernel, kernel)))
     wanted = gradients.of(one.spec)
-    if not is_open(one.spec, wanted):
+    has_tiles = all(s.is_tiled for s in SCHEDULES if s.keyword == one.spec.kernel.schedule)
+    if not (has_tiles and is_open(one.spec, wanted)):
         what = "its own kernel" if wanted else "its own kernel, tile, stages, warps or place of Q"
         raise click.UsageError(f"{one.spec.name} states {what}: nothing is left to tune")
     if only_list:

@@ -44,10 +44,9 @@ def bucket_of(sizes: Mapping[str, int]) -> Bucket:
 
 
 def is_open(spec: AttentionSpec, wanted: tuple[str, ...] = ()) -> bool:
-    """Whether the spec leaves the tile of its schedule to be found: of its forward, or of a backward with the gradients
-    `wanted`, which takes no tile from the spec. The naive schedule has none."""
-    stated = spec.kernel.bare() if wanted else spec.kernel
-    return stated.is_planned and stated.schedule != "naive"
+    """Whether the spec leaves the tile of its schedule, if that has one, to be found: of its forward, or of a backward with the
+    gradients `wanted`, which takes no tile from the spec."""
+    return (spec.kernel.bare() if wanted else spec.kernel).is_planned
 
 
 def remember(

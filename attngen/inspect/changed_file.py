@@ -16,11 +16,12 @@ from attngen.emit.comments import strip_comments
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
 from attngen.inspect.manifest_beside import contradiction
+from attngen.keywords import PORTABLE_SCHEDULES, SCHEDULE_NAMES
 from attngen.plan import PlanRefusal, find_arch
 from attngen.plan.arch import ARCHES, Arch
 from attngen.plan.facts import DETERMINISTIC
 from attngen.schedules import choose, default_arch
-from attngen.spec.attention import PORTABLE_SCHEDULES, SCHEDULE_NAMES, AttentionSpec
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV, GradientError, differentiable, gradient_argument
 
 _ATTRIBUTE = r"__\w+__\s*\((?:[^()]|\([^()]*\))*\)\s*"  # such as __launch_bounds__(THREADS)

@@ -15,12 +15,13 @@ from attngen.emit.comments import Comments
 from attngen.emit.emitter import emit
 from attngen.emit.manifest import to_manifest
 from attngen.emit.program import Program
+from attngen.keywords import ScheduleName
 from attngen.language import define, load_file
 from attngen.plan.arch import ARCHES
 from attngen.plan.plan import Direction, Plan
 from attngen.schedules import choose
 from attngen.shipped import spec_directory
-from attngen.spec.attention import AttentionSpec, KernelRequest, ScheduleName
+from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.dtypes import BF16, FP32
 from attngen.spec.gradient import QKV, differentiable
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.keywords import ScheduleName
 from attngen.language.resolve import Definition, Resolver, Scope, Value, definition_of, number_of
 from attngen.language.syntax import Node
 from attngen.language.words import dtype_named, one_of
@@ -24,7 +25,6 @@ from attngen.spec.attention import (
     Precision,
     QPlace,
     S,
-    ScheduleName,
     Storage,
 )
 from attngen.spec.check import check

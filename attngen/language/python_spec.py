@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar, get_args
 
 from attngen.diagnostics import DiagnosticError, refuse_keywords, warn
+from attngen.keywords import ScheduleName
 from attngen.language.block import completed, rotary_of
 from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value, number_of
@@ -30,7 +31,6 @@ from attngen.spec.attention import (
     Precision,
     QPlace,
     S,
-    ScheduleName,
     Storage,
 )
 from attngen.spec.check import check, magnitude

@@ -18,6 +18,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
 
 from attngen.cache.disk_cache import DiskCache, digest
 from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.keywords import EXAMPLE
 from attngen.language.foreign_words import comment_at, spelling_at
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
@@ -214,7 +215,7 @@ def _option_outside(source: SourceFile, token: Token) -> Diagnostic | None:
         span=_token_span(source, token),
         found=f"`{token}`",
         expected="a statement; this is an option of the kernel",
-        instead=f"{write} kernel {kernel[1] if kernel else 'fused'} {{ {options} }}",
+        instead=f"{write} kernel {kernel[1] if kernel else EXAMPLE} {{ {options} }}",
     )
 
 
@@ -237,7 +238,7 @@ def _instead_of_token(token: Token, wanted: set[str], expected: str, found: str,
     if expected == _CALLED["$END"]:
         return f"remove {found}"
     if before == "kernel" and token.type == "LBRACE":
-        return "write the schedule before it, such as kernel fused {"
+        return f"write the schedule before it, such as kernel {EXAMPLE} {{"
     if expected == OPTION and token.type == "NAME":
         near = get_close_matches(str(token), OPTIONS, 1)
         return f"write `{near[0]}`" if near else f"the options are {', '.join(OPTIONS)}"

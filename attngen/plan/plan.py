@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 from attngen.diagnostics import Diagnostic, DiagnosticError, counted
+from attngen.keywords import ScheduleName
 from attngen.plan.affine_scores import AffineScore
-from attngen.plan.arch import Arch
+from attngen.plan.arch import Arch, Feature
 from attngen.plan.captured_staging import NOTHING, Staged
 from attngen.plan.captured_sums import TermSum
 from attngen.plan.facts import SpecFacts
@@ -18,7 +19,7 @@ from attngen.plan.problem import Problem
 from attngen.plan.register_table import Measured
 from attngen.plan.shared_memory import Layout, SharedBuffer, layouts
 from attngen.plan.tile import Tile
-from attngen.spec.attention import AttentionSpec, QPlace, ScheduleName, Storage
+from attngen.spec.attention import AttentionSpec, QPlace, Storage
 
 Direction = Literal["forward", "backward"]
 WITH_GRADIENTS: tuple[Storage, ...] = ("dense", "packed")
@@ -108,6 +109,7 @@ class Schedule:
     # planning
     why_not: Callable[[SpecFacts, Arch], str] = lambda facts, arch: ""  # why it cannot compute the spec; empty if it can
     propose: Callable[[Schedule, SpecFacts, Arch], Plan]  # raises PlanRefusal
+    needs: tuple[Feature, ...] = ()  # what an architecture must have for it to compute any spec
     tiles: Callable[[SpecFacts, Arch], tuple[Tile, ...]] = lambda facts, arch: ()  # those that fit, for tuning
     # whether Q may stay in registers beside a tile
     holds_q: Callable[[SpecFacts, Arch, Tile], bool] = lambda facts, arch, tile: False
@@ -185,7 +187,7 @@ class Plan:
     row_bounds: MaskBounds | None = None  # for blocks of keys, see `Schedule.visits_rows`
     saved: tuple[str, ...] = ()  # results of the forward that a backward reads, by the names of arguments: "out", "lse", ...
     rotated: tuple[str, ...] = ()  # tensors whose rows a kernel before the others rotates, into workspaces that those read
-    workspaces: tuple[str, ...] = ()  # arrays of fp32 numbers: names of `attngen.emit.abi.WORKSPACES`
+    workspaces: tuple[str, ...] = ()  # arrays of fp32 numbers, by name; the context has their axes
     written_pairs: tuple[str, ...] = ()  # captured tensors with one element for each pair, whose gradients are dS
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Direction, Plan
 from attngen.plan.problem import Problem
 from attngen.plan.saved import needs_lse_rest
-from attngen.schedules.one_plan import plan_of
+from attngen.schedules.one_plan import overridden, plan_of
 from attngen.schedules.registry import AUTOMATIC_BACKWARD, automatic
 from attngen.schedules.rules import Rule, rules_of
 from attngen.spec.attention import AttentionSpec, KernelRequest
@@ -74,7 +74,7 @@ def choose(
     deterministic: bool = DETERMINISTIC,
 ) -> Plan:
     """The plan for `spec` on `arch`, and for the lengths of `problem` if these are known. `schedule` overrides the spec's own
-    `kernel` statement (`attngen.spec.attention.KernelRequest.overridden`), and a KernelRequest replaces it; "auto" is
+    `kernel` statement (`overridden`), and a KernelRequest replaces it; "auto" is
     `automatic`. With `saves_lse`, a softmax also writes the lse that the backward recomputes weights from, which changes no
     other choice.
 
@@ -180,7 +180,7 @@ def _facts(
     if isinstance(schedule, KernelRequest):
         kernel = replace(schedule, storage=spec.kernel.storage, page_size=spec.kernel.page_size)
     else:
-        kernel = spec.kernel.overridden(schedule)
+        kernel = overridden(spec.kernel, schedule)
         kernel = kernel.bare() if wanted else kernel
     return facts_of(replace(spec, kernel=kernel), wanted, deterministic)
 

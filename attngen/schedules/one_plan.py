@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
+from attngen.keywords import ScheduleName
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.tile import Tile
 from attngen.schedules.hopper import HOPPER
-from attngen.schedules.parts.wgmma import NEEDED
-from attngen.schedules.registry import automatic, keywords_of, schedule_of, schedules_of
+from attngen.schedules.registry import UNFUSED, automatic, keywords_of, schedule_of, schedules_of
 from attngen.spec.attention import KernelRequest, QPlace
 
 
 def stated(kernel: KernelRequest, tile: Tile, q: QPlace | None = None) -> KernelRequest:
     """A `kernel` statement without overrides, and with those of a tile and of the place of Q."""
     return replace(kernel, block_q=tile.block_q, block_kv=tile.block_kv, stages=tile.stages, warps=tile.warps, q=q)
+
+
+def overridden(kernel: KernelRequest, schedule: str | None) -> KernelRequest:
+    """The request of a call or command that names `schedule`. The overrides apply only to the stated schedule; those stated for
+    "auto" apply to every schedule of a single kernel."""
+    if schedule is None or schedule == kernel.schedule:
+        return kernel
+    keyword = cast(ScheduleName, schedule)
+    of_one_kernel = kernel.schedule == "auto" and schedule not in UNFUSED
+    return replace(kernel, schedule=keyword) if of_one_kernel else kernel.bare(keyword)
 
 
 @remembered
@@ -55,5 +66,5 @@ def _not_first(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decis
 def _not_hopper(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decision]:
     """Why "auto" does not take hopper for keys in pages."""
     kernel = facts.spec.kernel
-    if kernel.is_paged and kernel.schedule == "auto" and chosen is not HOPPER and arch.has(*NEEDED):
+    if kernel.is_paged and kernel.schedule == "auto" and chosen is not HOPPER and arch.has(*HOPPER.needs):
         yield Decision("by auto", f"{chosen.keyword}, not hopper", HOPPER.why_not(facts, arch))

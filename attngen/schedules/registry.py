@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attngen.plan.arch import DEFAULT_ARCH, Arch
+from attngen.keywords import ScheduleName
+from attngen.plan.arch import ARCHES, DEFAULT_ARCH, Arch
 from attngen.plan.facts import SpecFacts, facts_of
 from attngen.plan.plan import Schedule, refusal
 from attngen.schedules.decode import DECODE
@@ -12,10 +13,11 @@ from attngen.schedules.hopper import HOPPER
 from attngen.schedules.naive import NAIVE
 from attngen.schedules.tiled import TILED
 from attngen.schedules.wgmma import WGMMA
-from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec, ScheduleName
+from attngen.spec.attention import AttentionSpec
 
 # In order of preference under one keyword.
 SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, DECODE)
+UNFUSED = {s.keyword for s in SCHEDULES if not s.is_fused}  # these have several kernels, with S in global memory
 FUSED: ScheduleName = "fused"
 AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", FUSED)  # "auto" is the first that suits: the least work, and O(S) memory
 AUTOMATIC_BACKWARD: tuple[ScheduleName, ...] = (*AUTOMATIC, "tiled", "naive")
@@ -62,6 +64,8 @@ def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
     return next((keyword for keyword in order if keyword in suitable), order[-1])
 
 
-def default_arch(schedule: str | None) -> str:
-    """The architecture to plan for if none is named: that of the most GPUs, or the one that the keyword needs."""
-    return "sm_90a" if schedule in HOPPER_SCHEDULES else DEFAULT_ARCH
+def default_arch(*keywords: str | None) -> str:
+    """The architecture to plan for if none is named: that of the most GPUs, or the oldest that has what the keywords need."""
+    needs = [[s.needs for s in SCHEDULES if s.keyword == keyword] or [()] for keyword in keywords]
+    usual = (ARCHES[DEFAULT_ARCH], *ARCHES.values())
+    return next((a.name for a in usual if all(any(a.has(*n) for n in of_keyword) for of_keyword in needs)), DEFAULT_ARCH)

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import get_args
 
 from attngen.diagnostics import counted
+from attngen.keywords import ScheduleName
 from attngen.plan.arch import Arch
 from attngen.plan.facts import DETERMINISTIC, facts_of
 from attngen.plan.plan import Decision, Plan, PlanRefusal, stated_by
 from attngen.schedules.choose import choose
 from attngen.schedules.one_plan import stated
 from attngen.schedules.registry import schedule_of
-from attngen.spec.attention import AttentionSpec, KernelRequest, QPlace, ScheduleName
+from attngen.spec.attention import AttentionSpec, KernelRequest, QPlace
 
 
 def candidates(

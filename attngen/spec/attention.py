@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from attngen.keywords import ScheduleName
 from attngen.spec.dtypes import DType
 from attngen.spec.expr import Expr, Type, name
 from attngen.spec.rotary import Rotary
 
-ScheduleName = Literal["auto", "naive", "tiled", "fused", "wgmma", "hopper", "decode"]
 Normalize = Literal["softmax", "sigmoid", "none"]
 Precision = Literal["highest", "high"]
 Storage = Literal["dense", "padded", "packed", "paged", "packed_paged"]
 QPlace = Literal["registers", "shared"]
-
-PORTABLE_SCHEDULES: tuple[ScheduleName, ...] = ("naive", "tiled", "fused")  # on every architecture
-HOPPER_SCHEDULES: tuple[ScheduleName, ...] = ("wgmma", "hopper")  # on architectures with TMA and wgmma
-SPLIT_SCHEDULES: tuple[ScheduleName, ...] = ("decode",)  # for few rows and many keys, on architectures with cp.async
-SCHEDULE_NAMES: tuple[ScheduleName, ...] = (*PORTABLE_SCHEDULES, *HOPPER_SCHEDULES, *SPLIT_SCHEDULES)
 
 MAX_HEAD_DIM = 256
 
@@ -119,15 +114,6 @@ class KernelRequest:
             batch_invariant=self.batch_invariant,
             page_size=self.page_size,
         )
-
-    def overridden(self, schedule: str | None) -> KernelRequest:
-        """The request of a call or command that names `schedule`. The overrides apply only to the stated schedule;
-        those stated for "auto" apply to every schedule of a single kernel."""
-        if schedule is None or schedule == self.schedule:
-            return self
-        if self.schedule == "auto" and schedule not in ("naive", "tiled"):
-            return replace(self, schedule=cast(ScheduleName, schedule))
-        return self.bare(cast(ScheduleName, schedule))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,12 @@ import torch
 from attngen.api import check_schedule
 from attngen.cache.disk_cache import digest
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.keywords import ScheduleName
 from attngen.language import define, to_text, traced
+from attngen.schedules import overridden
 from attngen.sdpa import ALL_AXES, also_causal, plain_scale, scale_params, standard_spec
 from attngen.shipped import PACKAGE
-from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec, ScheduleName
+from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.layout import padding_of
@@ -207,7 +209,7 @@ def fixed_text(spec: AttentionSpec, schedule: str | None) -> str:
     """The text of a complete spec; `schedule` overrides the spec's own."""
     if schedule is not None:
         check_schedule("mode", schedule)
-    return one_line(replace(spec, kernel=spec.kernel.overridden(schedule)))
+    return one_line(replace(spec, kernel=overridden(spec.kernel, schedule)))
 
 
 def one_line(spec: AttentionSpec) -> str:

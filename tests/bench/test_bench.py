@@ -16,12 +16,12 @@ from attngen.bench.report import Measured, Report, Timing, from_json
 from attngen.cli import bench as bench_command
 from attngen.device.arrays import ArgumentError
 from attngen.inspect.tracing import trace_spec
+from attngen.keywords import PORTABLE_SCHEDULES
 from attngen.language import load_text
 from attngen.plan import find_arch
 from attngen.plan.products import operations_of_a_pair
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import candidates, choose
-from attngen.spec.attention import PORTABLE_SCHEDULES
 from attngen.spec.dtypes import DTYPES
 from tests import tiers
 from tests.harness import SPECS, cli, shipped

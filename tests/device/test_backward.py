@@ -16,11 +16,11 @@ from attngen.reference.compare_gradients import compare_gradients, gradient_trut
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import Shape, sample
 from attngen.schedules.backward import BACKWARD_SCHEDULES
-from attngen.spec.attention import HOPPER_SCHEDULES
 from attngen.spec.dtypes import from_storage, round_to_storage
 from attngen.spec.gradient import QKV, differentiable
 from tests import tiers
 from tests.harness import IN_16_BITS_AND_FP32, SMALL_PARAMS, compiled, gradients, small, wrong_gradients
+from tests.hopper import HOPPER_SCHEDULES
 
 # Those of Hopper compute 16 bits only, and have tests of their own.
 SCHEDULES = tuple(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES if s.keyword not in HOPPER_SCHEDULES))

@@ -14,9 +14,10 @@ from attngen.language import load_text
 from attngen.plan import ARCHES, PlanRefusal
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose, plans_for
-from attngen.spec.attention import HOPPER_SCHEDULES, KernelRequest
+from attngen.spec.attention import KernelRequest
 from tests import tiers
 from tests.harness import IN_16_BITS, SMALL_PARAMS, emitted, run, small
+from tests.hopper import HOPPER_SCHEDULES
 
 LENGTHS = ((1, 1), (7, 7), (130, 290), (300, 300))
 

@@ -15,12 +15,14 @@ from attngen.api import CompiledAttention
 from attngen.device.emulated import EmulationError
 from attngen.emit.program import Program
 from attngen.inspect.ladder import ladder
+from attngen.keywords import PORTABLE_SCHEDULES
 from attngen.plan import ARCHES
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose
-from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES, AttentionSpec, KernelRequest
+from attngen.spec.attention import AttentionSpec, KernelRequest
 from tests.harness import call, compile_text, emitted, is_right, shipped, solved
+from tests.hopper import HOPPER_SCHEDULES
 from tests.left_out import first_finding, removable, unnoticed
 
 SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|cp_async_wait<\d>\(\);|(?<!void )cp_async_commit\(\);")

@@ -16,13 +16,14 @@ from attngen.device.emulated import device as emulated
 from attngen.diagnostics import DiagnosticError
 from attngen.emit.manifest import from_manifest, to_manifest
 from attngen.emit.program import MULTIPROCESSORS
+from attngen.keywords import ScheduleName
 from attngen.language import load_text
 from attngen.plan import ARCHES, Problem
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.reference.stored import dense, stored, unpacked
 from attngen.schedules import choose
-from attngen.spec.attention import AttentionSpec, ScheduleName, Storage
+from attngen.spec.attention import AttentionSpec, Storage
 from attngen.spec.print_attn import to_text
 from tests import tiers
 from tests.device.test_decode import SYNCHRONIZATION

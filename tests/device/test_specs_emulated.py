@@ -11,11 +11,12 @@ import pytest
 
 import attngen
 from attngen.device.emulated import EmulatedDevice
+from attngen.keywords import PORTABLE_SCHEDULES, SCHEDULE_NAMES
 from attngen.plan.tile import Tile
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.schedules.tiled import plan as tiled
-from attngen.spec.attention import PORTABLE_SCHEDULES, SCHEDULE_NAMES, SPLIT_SCHEDULES
+from attngen.spec.attention import SPLIT_SCHEDULES
 from attngen.spec.dtypes import from_storage
 from tests import tiers
 from tests.harness import IN_16_BITS_AND_FP32, SMALL_PARAMS, SPECS, call, compiled, run, shipped, small

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import attngen
+from attngen.keywords import SCHEDULE_NAMES
 from attngen.plan import ARCHES
 from attngen.plan.block_map import EMPTY, FULL, classify_tiles
 from attngen.reference.problems import Shape
 from attngen.schedules import choose
-from attngen.spec.attention import SCHEDULE_NAMES, AttentionSpec
+from attngen.spec.attention import AttentionSpec
 from tests import tiers
 from tests.harness import emitted, run, shipped
 

@@ -64,7 +64,6 @@ def test_specs_that_say_their_schedule_are_left_alone() -> None:
     assert is_open(spec)
     assert is_open(replace(spec, kernel=KernelRequest("fused")))
     for schedule in (
-        KernelRequest("naive"),
         KernelRequest("fused", block_q=64, block_kv=64),
         KernelRequest(stages=1),
         KernelRequest(warps=4),
@@ -117,7 +116,6 @@ def test_a_spec_that_states_its_forwards_tile_leaves_the_backwards_open() -> Non
     spec = replace(shipped("gpt2"), kernel=KernelRequest("fused", 64, 64))
     assert not is_open(spec)
     assert is_open(spec, ("q", "k", "v"))
-    assert not is_open(replace(spec, kernel=KernelRequest("naive")), ("q", "k", "v"))
 
 
 def test_gradients_of_a_call_of_its_sizes_run_as_tuned() -> None:

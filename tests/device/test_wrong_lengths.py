@@ -9,7 +9,8 @@ import pytest
 
 import attngen
 from attngen.api import CompiledAttention
-from attngen.spec.attention import ScheduleName, Storage
+from attngen.keywords import ScheduleName
+from attngen.spec.attention import Storage
 from tests import tiers
 
 RNG = np.random.default_rng(0)

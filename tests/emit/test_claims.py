@@ -13,15 +13,17 @@ from functools import cache
 import pytest
 
 from attngen.emit.emitter import emit
+from attngen.keywords import PORTABLE_SCHEDULES
 from attngen.language import load_text
 from attngen.plan import ARCHES
 from attngen.plan.axes import KEYS
 from attngen.plan.plan import Plan, PlanRefusal
 from attngen.schedules import choose
 from attngen.schedules.fused_mma.needs import blocks_of_an_sm, shared_bytes
-from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES, AttentionSpec
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.operator import ZERO
 from tests.harness import SPECS, shipped
+from tests.hopper import HOPPER_SCHEDULES
 
 ODD = """
 attention all_pairs        { dtype fp16  head_dim 64 }

@@ -18,13 +18,15 @@ from attngen.emit.emitter import emit
 from attngen.emit.program import Program
 from attngen.emit.templates import template_directory
 from attngen.inspect.ladder import BACKWARD, LADDER, ladder, program, rotary_programs
+from attngen.keywords import SCHEDULE_NAMES
 from attngen.plan import ARCHES
 from attngen.plan.plan import BACKWARD_SUFFIX
 from attngen.schedules import choose
-from attngen.spec.attention import HOPPER_SCHEDULES, SCHEDULE_NAMES, AttentionSpec
+from attngen.spec.attention import AttentionSpec
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import SPECS, shipped
+from tests.hopper import HOPPER_SCHEDULES
 
 SECTION = re.compile(r"^// (\d+\. .+)$", re.M)
 

@@ -25,10 +25,10 @@ from attngen.plan import ARCHES
 from attngen.reference.compare import truth
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose
-from attngen.spec.attention import HOPPER_SCHEDULES
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import SPECS, emitted, run, shipped, spills
+from tests.hopper import HOPPER_SCHEDULES
 
 GENERATED = sorted((ROOT / "generated").glob("*.json"))
 

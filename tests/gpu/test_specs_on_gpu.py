@@ -12,17 +12,19 @@ import pytest
 
 import attngen
 from attngen.device.cuda.compiler import compile_text
+from attngen.keywords import PORTABLE_SCHEDULES, SCHEDULE_NAMES
 from attngen.plan import ARCHES
 from attngen.reference.compare import lse_bound, unit_in_last_place
 from attngen.reference.problems import Shape, sample
 from attngen.reference.torch_oracle import to_torch, torch_attention
 from attngen.schedules import schedules_for
-from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES, SCHEDULE_NAMES, AttentionSpec
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Const, Name
 from tests.conftest import ROOT
 from tests.device.test_consumers_tiles import CASES
 from tests.device.test_key_vectors import DESCRIBED, described
+from tests.hopper import HOPPER_SCHEDULES
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")

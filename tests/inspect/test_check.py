@@ -26,8 +26,8 @@ from attngen.reference.coverage import Exercise
 from attngen.reference.numpy_oracle import Reference
 from attngen.reference.problems import Shape, sample
 from attngen.reference.stored import apart
-from attngen.schedules import choose, schedules_for
-from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec
+from attngen.schedules import choose, default_arch, schedules_for
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 from tests.harness import SPECS, shipped
 from tests.harness import cli as invoke
@@ -46,7 +46,7 @@ def sentence(spec: AttentionSpec, part: str) -> str:
 
 
 def chosen(spec: AttentionSpec, schedule: str = "fused", fixed: Fixed = FREE) -> Chosen:
-    arch = ARCHES["sm_90a" if schedule in HOPPER_SCHEDULES else "sm_80"]
+    arch = ARCHES[default_arch(schedule)]
     spec = with_few_heads(spec)
     return choose_trials(spec, choose(spec, arch, schedule), fixed)
 

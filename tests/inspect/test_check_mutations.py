@@ -21,11 +21,12 @@ from attngen.inspect.trials import choose_trials
 from attngen.plan import ARCHES, Plan
 from attngen.reference.compare import compare
 from attngen.reference.problems import Shape
-from attngen.schedules import choose
-from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec
+from attngen.schedules import choose, default_arch
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 from tests import tiers
 from tests.harness import SPECS, call, shipped
+from tests.hopper import HOPPER_SCHEDULES
 from tests.inspect.mutants import mutants
 
 FEW_HEADS = {"llama_gqa": (4, 2), "mistral_window": (4, 2), "gemma_softcap": (2, 1), "gpt_oss_sinks": (4, 2)}
@@ -42,12 +43,12 @@ def small(name: str) -> AttentionSpec:
 
 
 def plan_of(spec: AttentionSpec, schedule: str) -> Plan:
-    return choose(spec, ARCHES["sm_90a" if schedule in HOPPER_SCHEDULES else "sm_80"], schedule)
+    return choose(spec, ARCHES[default_arch(schedule)], schedule)
 
 
 @cache
 def device(schedule: str) -> EmulatedDevice:
-    return EmulatedDevice(arch="sm_90a" if schedule in HOPPER_SCHEDULES else "sm_80")
+    return EmulatedDevice(arch=default_arch(schedule))
 
 
 def is_reported(spec: AttentionSpec, plan: Plan, kernel: EmulatedKernel, problems: list[Known]) -> bool:

@@ -17,8 +17,8 @@ from attngen.inspect.trials import NAIVE_TILE, choose_trials
 from attngen.language import load_text
 from attngen.plan import ARCHES, Plan
 from attngen.plan.plan import PlanRefusal
-from attngen.schedules import choose
-from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec, KernelRequest, Storage
+from attngen.schedules import choose, default_arch
+from attngen.spec.attention import AttentionSpec, KernelRequest, Storage
 from attngen.spec.gradient import QKV
 from tests import tiers
 from tests.harness import cli, shipped
@@ -30,7 +30,7 @@ def described(mask: str, declared: str = "", score: str = "s") -> AttentionSpec:
 
 
 def plan_of(spec: AttentionSpec, schedule: str, wanted: tuple[str, ...] = ()) -> Plan:
-    return choose(spec, ARCHES["sm_90a" if schedule in HOPPER_SCHEDULES else "sm_80"], schedule, wanted=wanted)
+    return choose(spec, ARCHES[default_arch(schedule)], schedule, wanted=wanted)
 
 
 def case_of(spec: AttentionSpec, plan: Plan, trial: Trial) -> Case:

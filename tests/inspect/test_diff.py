@@ -15,7 +15,7 @@ from attngen.emit.comments import strip_comments
 from attngen.inspect.diff import ADJACENT, Comparison, align, compare
 from attngen.inspect.diff_text import diff_text, summary
 from attngen.inspect.ladder import TOUR, program
-from attngen.spec.attention import ScheduleName
+from attngen.keywords import ScheduleName
 from tests.conftest import ROOT
 from tests.harness import cli, emitted, shipped
 

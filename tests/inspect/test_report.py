@@ -28,10 +28,10 @@ from attngen.schedules import choose
 from attngen.schedules.hopper import HOPPER as HOPPER_SCHEDULE
 from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, timeline
 from attngen.source import SourceFile
-from attngen.spec.attention import HOPPER_SCHEDULES
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import SPECS, cli, emitted, shipped
+from tests.hopper import HOPPER_SCHEDULES
 
 MIB = 2**20
 HOPPER = [(name, "hopper", "sm_90a") for name in ("mistral_window", "packed_documents", "gpt_oss_sinks", "gemma_softcap")]

@@ -18,13 +18,15 @@ from attngen.inspect.coordinates import Layout
 from attngen.inspect.trace_text import totals_line
 from attngen.inspect.tracing import ScheduleTrace, trace_spec
 from attngen.inspect.work import requested, tile_kinds, work
+from attngen.keywords import PORTABLE_SCHEDULES, SCHEDULE_NAMES
 from attngen.plan import ARCHES
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose, default_arch
-from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES, SCHEDULE_NAMES, AttentionSpec
+from attngen.spec.attention import AttentionSpec
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import call, cli, compiled, emitted, shipped
+from tests.hopper import HOPPER_SCHEDULES
 
 ONE = Shape(1, 1, 1, 256, 256)
 

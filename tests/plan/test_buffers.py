@@ -13,9 +13,10 @@ from attngen.plan.facts import facts_of
 from attngen.schedules import choose
 from attngen.schedules.hopper import plan as hopper
 from attngen.schedules.parts.wgmma import SLAB, why_not
-from attngen.spec.attention import HOPPER_SCHEDULES, KernelRequest
+from attngen.spec.attention import KernelRequest
 from tests import tiers
 from tests.harness import SPECS, shipped
+from tests.hopper import HOPPER_SCHEDULES
 
 SIZES = (8, 64, 72, 128, 136, 192, 200, 256)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import attngen
+from attngen.keywords import ScheduleName
 from attngen.language import load_text
 from attngen.plan import ARCHES
 from attngen.plan.plan import PlanRefusal
 from attngen.schedules import choose
-from attngen.spec.attention import ScheduleName
 
 
 def tile(kernel: ScheduleName, schedule: str | None, arch: str) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import attngen
 from attngen.device.emulated import EmulatedDevice
 from attngen.diagnostics import DiagnosticError
 from attngen.emit.emitter import emit
+from attngen.keywords import ScheduleName
 from attngen.language import load_text
 from attngen.plan import ARCHES, PlanRefusal
 from attngen.plan.block_map import EMPTY, PARTIAL, classify_tiles
@@ -23,7 +24,7 @@ from attngen.plan.tile_intervals import LARGEST, MOST_DIVISIONS, MOST_VECTORS
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose
-from attngen.spec.attention import AttentionSpec, ScheduleName
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Type, constant, intern_apply
 from attngen.spec.operator import either
 from tests import tiers

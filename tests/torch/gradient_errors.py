@@ -24,11 +24,12 @@ from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.reference.torch_oracle import torch_gradients
 from attngen.schedules.backward import BACKWARD_SCHEDULES
-from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import STORAGE_DTYPES, DType, from_storage
 from attngen.spec.gradient import QKV, differentiable
 from attngen.torch import Attention
 from tests.harness import SMALL_PARAMS, SPECS, compiled, gradients, small
+from tests.hopper import HOPPER_SCHEDULES
 
 SHAPES = (Shape(2, 4, 2, 130, 190), Shape(1, 4, 4, 100, 100))
 # `auto` on Hopper: the weights of captured tensors' gradients come from the lse of a forward that adds up rounded ones

@@ -9,11 +9,12 @@ from itertools import groupby
 
 from attngen.inspect.call import Call
 from attngen.inspect.work import roofline
+from attngen.keywords import ScheduleName
 from attngen.plan import Plan
 from attngen.plan.block_map import KIND_NAMES, count_kinds
 from attngen.plan.plan import PlanRefusal
 from attngen.schedules import choose, schedules_for
-from attngen.spec.attention import AttentionSpec, ScheduleName
+from attngen.spec.attention import AttentionSpec
 
 MOST_TILES = 64  # rows and columns of the map
 

@@ -4,6 +4,7 @@ from attngen.plan.plan import Schedule
 from attngen.plan.register_table import PORTABLE, Measured
 from attngen.schedules.fused_mma import plan, registers, shown
 from attngen.schedules.fused_mma.context import FusedMma
+from attngen.schedules.parts.mma import NEEDED
 
 FUSED_MMA = Schedule(
     name="fused_mma",
@@ -11,6 +12,7 @@ FUSED_MMA = Schedule(
     summary="Fused on tensor cores, sm_80 and later: mma.sync, ldmatrix and cp.async; fp16, bf16, and fp32 as split operands.",
     propose=plan.propose,
     why_not=plan.why_not,
+    needs=NEEDED,
     tiles=plan.tiles,
     holds_q=registers.may_hold_q,
     measured=Measured(

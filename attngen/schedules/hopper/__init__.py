@@ -11,6 +11,7 @@ HOPPER = Schedule(
     summary="A persistent kernel with warp specialization: a producer copies by TMA, two to four consumers multiply by wgmma.",
     propose=plan.propose,
     why_not=wgmma.why_not,
+    needs=wgmma.NEEDED,
     tiles=plan.tiles,
     by_lengths=plan.by_lengths,
     propose_tile=plan.with_tile,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from attngen.keywords import ScheduleName
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.code_size import INLINED_UP_TO
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import refusal
 from attngen.plan.shared_memory import COLUMN, SharedBuffer
-from attngen.spec.attention import ScheduleName
 
 NEEDED = (Feature.MBARRIER, Feature.TMA, Feature.WGMMA)
 DTYPES = ("fp16", "bf16")

@@ -12,6 +12,7 @@ WGMMA = Schedule(
     summary="The step between fused and hopper: TMA copies the tiles and warpgroups multiply by wgmma; no warp specialization.",
     propose=plan.propose,
     why_not=wgmma.why_not,
+    needs=wgmma.NEEDED,
     tiles=plan.tiles,
     measured=Measured(
         registers.FAMILIES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from attngen.diagnostics import Diagnostic
+from attngen.keywords import SCHEDULE_NAMES
 
 
 class NotAChoice(Diagnostic):
@@ -218,7 +219,7 @@ class UnknownOutput(Diagnostic):
 class UnknownSchedule(NotAChoice):
     code: ClassVar[str] = "E121"
     title: ClassVar[str] = "there is no kernel `{found}`"
-    help: ClassVar[str] = "use naive, tiled, fused, wgmma, hopper, decode or auto"
+    help: ClassVar[str] = f"use {', '.join(SCHEDULE_NAMES)} or auto"
 
 
 class UnknownStorage(NotAChoice):
