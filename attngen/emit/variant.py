@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import or_
 from typing import Literal
 
-from attngen.emit.cuda_text import SCALE, CudaPrinter, Temporary, c_name, literal, times_factor
+from attngen.emit.cuda_text import SCALE, CudaPrinter, Temporary, c_name
 from attngen.emit.gradient_functions import CapturedFunctions, captured_functions
+from attngen.emit.score_factors import of_raw_scores, score_of_two, without_factor
 from attngen.plan.axes import TILE_RANGES
 from attngen.plan.captured_staging import Element, Staged
 from attngen.plan.code_size import ALWAYS_INLINED, INLINED_UP_TO, cost_of_pairs, is_inlined
@@ -23,25 +23,20 @@ from attngen.spec.bounds import Range, ranges
 from attngen.spec.dropout import dropped_of, state_elements
 from attngen.spec.dtypes import DTYPES, DType
 from attngen.spec.expr import (
-    MAX_FLOAT,
     MAX_LENGTH,
-    Apply,
     Const,
     Expr,
     Gather,
     Name,
     Type,
-    constant,
     inputs_in,
     names_in,
-    rewrite,
     walk,
 )
 from attngen.spec.gradient import QKV
-from attngen.spec.operator import FLOAT_ONE, TABLE, apply, mul
+from attngen.spec.operator import FLOAT_ONE, apply
 from attngen.spec.print_attn import expression_to_text
 from attngen.spec.ranges import dtype_range, element_ranges, name_ranges
-from attngen.spec.scales import LEAST_SCALE, MOST_SCALE
 
 # How the names of expressions are spelled in kernels. Names not listed are members of `in`, the captured values.
 LOCALS = {
@@ -221,7 +216,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     asked = spec.mask if not by_row else None if bounds.exact else bounds.residual
     mask = None if asked is None else staged.named(asked)
     factor, score, raw = _scores(spec, plan, approximate)
-    of_two = _score_of_two(printer, raw) if plan.schedule.is_warp_specialized else ""
+    of_two = score_of_two(printer, raw) if plan.schedule.is_warp_specialized else ""
     pairs = PairFunctions(printer, staged)
     printed = (None if of_two else raw or score, mask, _derivative(spec, plan))
     score_of_pair, mask_of_pair, derivative = (None if e is None else pairs.print(e) for e in printed)
@@ -277,9 +272,9 @@ def _scores(spec: AttentionSpec, plan: Plan, approximate: Approximate) -> tuple[
     score = None if whole is S else _of_pairs(spec, plan, whole)
     factor = ""
     if plan.affine is None and plan.schedule.on_tensor_cores:  # an affine term is in the units of scores
-        factor, score = _without_factor(spec, score)
+        factor, score = without_factor(spec, score)
     is_raw = approximate and plan.direction == "forward"  # a derivative needs s
-    return factor, score, _of_raw_scores(score, spec.scale) if is_raw else None
+    return factor, score, of_raw_scores(score, spec.scale) if is_raw else None
 
 
 def _derivative(spec: AttentionSpec, plan: Plan) -> Expr | None:
@@ -339,70 +334,6 @@ def _of_pairs(spec: AttentionSpec, plan: Plan, expr: Expr) -> Expr:
     """`expr` as it is computed for each pair: with staged elements, and floats of indices by steps if a thread has several."""
     several = plan.schedule.is_fused
     return plan.staged.named(by_steps(expr, name_ranges(spec), element_ranges(spec)) if several else expr)
-
-
-def _without_factor(spec: AttentionSpec, score: Expr | None) -> tuple[str, Expr | None]:
-    """A positive constant by which all scores are multiplied, as text, and the score without it."""
-    if spec.normalize != "softmax":
-        return "", score
-    if score is None:
-        return ("softmax_scale" if _may_join_exponent(spec.scale) else ""), None
-    if spec.dtype.bytes == 2 and isinstance(score, Apply) and score.op == "mul":
-        for constant, rest in (score.args, score.args[::-1]):
-            if isinstance(constant, Const) and _may_join_exponent(constant):
-                return literal(constant)[0], rest
-    return "", score
-
-
-def _may_join_exponent(factor: Expr) -> bool:
-    """Whether `factor` is positive, and its product with log2(e), and what is divided by it, is far from overflow: a constant,
-    or limited by constants, whatever a param is."""
-    least, most = _limits(factor)
-    return least >= LEAST_SCALE and most <= MOST_SCALE
-
-
-def _limits(factor: Expr) -> tuple[float, float]:
-    """Limits of a float, as constants and the minima and maxima with constants give them."""
-    if isinstance(factor, Const):
-        return float(factor.value), float(factor.value)
-    if isinstance(factor, Apply) and factor.op in ("min", "max"):
-        (a, b), (c, d) = map(_limits, factor.args)
-        return (min(a, c), min(b, d)) if factor.op == "min" else (max(a, c), max(b, d))
-    return -math.inf, math.inf
-
-
-def _of_raw_scores(score: Expr | None, scale: Expr) -> Expr | None:
-    """`score` as a function of Q K^T without the scale, if a constant multiplies each `s` and can include it; else None."""
-    if score is None or not (isinstance(scale, Const) or _may_join_exponent(scale)):
-        return None
-    taken = 0
-
-    def take(node: Expr) -> Expr | None:
-        nonlocal taken
-        if isinstance(node, Apply) and node.op in ("mul", "div") and node.args[0] is S and isinstance(node.args[1], Const):
-            by, most = float(node.args[1].value), float(scale.value) if isinstance(scale, Const) else MOST_SCALE
-            factor = most * by if node.op == "mul" else most / by if by else math.inf
-            if not abs(factor) <= MAX_FLOAT:
-                return None
-            taken += 1
-            if isinstance(scale, Const):
-                return mul(S, constant(factor))
-            return mul(S, mul(SCALE, constant(by if node.op == "mul" else 1.0 / by)))
-        return None
-
-    found = rewrite(score, take)
-    parents = sum(node.args.count(S) for node in walk(score))
-    return found if taken == parents > 0 else None
-
-
-def _score_of_two(printer: CudaPrinter, score: Expr | None) -> str:
-    """The call that computes two scores at once, for less than twice the cost of one; "" if the outermost operator has none."""
-    if printer.approximate != "fast" or not isinstance(score, Apply):
-        return ""
-    primitive, operand = TABLE[score.op].fast_of_two, times_factor(score.args[0])
-    if not primitive or operand is None or operand[0] is not S:
-        return ""
-    return f"{primitive}(s0, s1, {printer.print(operand[1], share=False).results[0]})"
 
 
 def _printer(spec: AttentionSpec, spans: Iterable[Span], staged: tuple[Element, ...], approximate: Approximate) -> CudaPrinter:
