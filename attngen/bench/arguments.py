@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from attngen.api import CompiledAttention
+from attngen.backward import CompiledBackward
 from attngen.reference.stored import PAGE_SIZE
 from attngen.spec.attention import AttentionSpec
 from attngen.torch.arguments import NamedArguments, unpacked
 from attngen.torch.runtime import Emulated, OnGpu, Runtime
 
 Tensors = dict[str, torch.Tensor]
-Compiled = Any  # CompiledAttention or CompiledBackward
+Compiled = CompiledAttention | CompiledBackward
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import click
 
@@ -17,6 +17,10 @@ from attngen.cli.common import check_writable, colored, kernel_title, whole_numb
 from attngen.cli.specs import Gradients, arch_known, known_params, load_one_spec, load_specs
 from attngen.keywords import PORTABLE_SCHEDULES, ScheduleName
 from attngen.spec.dtypes import STORAGE_DTYPES
+
+if TYPE_CHECKING:
+    from attngen.bench.report import Measured, Report
+    from attngen.spec.attention import AttentionSpec
 
 INSTALL = "pip install 'attngen[bench]'"
 
@@ -164,9 +168,9 @@ def _check_lists(lengths: str, dtypes: str | None, head_dims: str | None, kernel
 
 
 def _measured(
-    spec: Any, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
+    spec: AttentionSpec, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
     kernel: str, rounds: int, params: dict[str, int | float], gradients: Gradients, json_file: Path | None,
-) -> Any:  # fmt: skip
+) -> Report:  # fmt: skip
     """The report of a sweep. Each result is printed and written to `json_file` as soon as it is measured."""
     from attngen.bench import sweep
     from attngen.bench.report import Report
@@ -185,7 +189,7 @@ def _measured(
     return report
 
 
-def _kept_report(path: Path) -> Any:
+def _kept_report(path: Path) -> Report:
     from attngen.bench.report import from_json
     from attngen.device.arrays import ArgumentError
 
@@ -203,7 +207,7 @@ class _BenchTable:
     def __init__(self) -> None:
         self.case = ""
 
-    def add(self, r: Any) -> None:
+    def add(self, r: Measured) -> None:
         if r.case != self.case:
             self.case = r.case
             click.echo(click.style(f"\n{r.case}", bold=True), color=colored(sys.stdout))

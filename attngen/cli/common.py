@@ -6,9 +6,12 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TextIO
 
 import click
+
+if TYPE_CHECKING:
+    from attngen.device.protocol import Device
 
 OK, FAILED, USAGE, DEVICE = 0, 1, 2, 3
 INTERRUPTED, UNREAD = 130, 141  # as shells have them: 128 and the number of the signal, SIGINT or SIGPIPE
@@ -25,12 +28,12 @@ def show_progress() -> None:
     logger.setLevel(logging.INFO)
 
 
-def colored(stream: Any) -> bool:
+def colored(stream: TextIO | None) -> bool:
     """Whether text for `stream` has colours."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
-def is_terminal(stream: Any) -> bool:
+def is_terminal(stream: TextIO | None) -> bool:
     """Whether `stream` is a terminal; a closed standard stream is None."""
     return stream is not None and bool(stream.isatty())
 
@@ -64,7 +67,7 @@ def emulated_by_default(device: str) -> bool:
     return device == "emulated" or (device == "auto" and not has_gpu())
 
 
-def device_named(device: str) -> Any:
+def device_named(device: str) -> Device:
     """The GPU that --device names."""
     from attngen.device.select import device_by_name
 

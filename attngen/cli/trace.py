@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from attngen.cli import options, specs
+
+if TYPE_CHECKING:
+    from attngen.device.emulated.tracing import Watch
+    from attngen.inspect.tracing import ScheduleTrace
+    from attngen.reference.problems import Shape
+    from attngen.spec.attention import AttentionSpec
 
 THREADS = 1024  # per block, at most
 LENGTH, LENGTH_OF_MANY_HEADS = 256, 64  # the naive kernel takes seconds at these
@@ -96,7 +102,9 @@ def command(
         click.echo(json.dumps([{"attention": name, **to_json([t])[0]} for name, t in everything], indent=2))
 
 
-def _schedules(spec: Any, kernel: str | None, steps: bool, gradients: tuple[str, ...], arch: str | None) -> tuple[str, ...]:
+def _schedules(
+    spec: AttentionSpec, kernel: str | None, steps: bool, gradients: tuple[str, ...], arch: str | None
+) -> tuple[str, ...]:
     """The schedules to trace: only the spec's own with --steps."""
     from attngen.schedules import default_arch
 
@@ -105,7 +113,7 @@ def _schedules(spec: Any, kernel: str | None, steps: bool, gradients: tuple[str,
     return specs.schedules_named(kernel, spec, gradients, specs.arch_known(arch or default_arch(kernel)))
 
 
-def _of_lengths(spec: Any, arch: str | None, shape: Any) -> tuple[str, ...]:
+def _of_lengths(spec: AttentionSpec, arch: str | None, shape: Shape) -> tuple[str, ...]:
     """The schedule that `auto` has for calls of this shape alone, if it has one: keys may be split."""
     from attngen.schedules import choose, default_arch
 
@@ -114,7 +122,7 @@ def _of_lengths(spec: Any, arch: str | None, shape: Any) -> tuple[str, ...]:
     return () if problem is None else (choose(spec, target, None, problem).keyword,)
 
 
-def _shape(spec: Any, batch: int, heads: int, kv_heads: int | None, q_len: int | None, kv_len: int | None) -> Any:
+def _shape(spec: AttentionSpec, batch: int, heads: int, kv_heads: int | None, q_len: int | None, kv_len: int | None) -> Shape:
     from attngen.reference.problems import Shape
 
     length = q_len or (LENGTH if (spec.q_heads or heads) * batch <= 4 else LENGTH_OF_MANY_HEADS)
@@ -140,15 +148,15 @@ def _threads(text: str) -> tuple[int, ...]:
 class _TraceTable:
     """Totals, printed as each schedule finishes; conflicts, sites and steps follow at the end."""
 
-    def __init__(self, name: str, sizes: dict[str, int], sites: bool, watch: Any) -> None:
+    def __init__(self, name: str, sizes: dict[str, int], sites: bool, watch: Watch) -> None:
         from attngen.inspect.trace_text import TOTALS_HEADER
 
         self.sites, self.watch = sites, watch
-        self.results: list[Any] = []
+        self.results: list[ScheduleTrace] = []
         shape = ", ".join(f"{size} {value}" for size, value in sizes.items())
         click.echo(f"{name}: {shape}\n\n{TOTALS_HEADER}")
 
-    def add(self, result: Any) -> None:
+    def add(self, result: ScheduleTrace) -> None:
         from attngen.inspect.trace_text import totals_line
 
         self.results.append(result)

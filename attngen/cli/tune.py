@@ -6,13 +6,17 @@ import json
 import sys
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from attngen.cli import options
 from attngen.cli.common import colored, whole_numbers
 from attngen.cli.specs import Gradients, arch_named, known_params, load_one_spec, source_of
+
+if TYPE_CHECKING:
+    from attngen.bench.tune import Outcome
+    from attngen.language import Loaded
 
 
 @click.command("tune")
@@ -106,7 +110,7 @@ def command(
         click.echo(json.dumps({**of_all, "cases": outcomes}, indent=2))
 
 
-def _list_candidates(one: Any, arch: str | None, kernel: str | None, gradients: Gradients) -> None:
+def _list_candidates(one: Loaded, arch: str | None, kernel: str | None, gradients: Gradients) -> None:
     from attngen.diagnostics import counted
     from attngen.schedules import alternatives, title_of
 
@@ -118,7 +122,7 @@ def _list_candidates(one: Any, arch: str | None, kernel: str | None, gradients: 
         click.echo(f"  {title_of(request):<42} {'' if number else 'planned'}".rstrip())
 
 
-def _show_outcome(found: Any) -> None:
+def _show_outcome(found: Outcome) -> None:
     planned = next(t for t in found.tried if t.planned)
     for t in found.tried:
         marks = ", ".join((*(["planned"] if t.planned else []), *(["remembered"] if t.kernel == found.winner.kernel else [])))

@@ -16,11 +16,10 @@ import numpy as np
 
 from attngen.reference.definition import Rounding
 from attngen.reference.numpy_oracle import Reference, numpy_attention
-from attngen.reference.problems import Sample
+from attngen.reference.problems import Array, Sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP32, FRACTION_BITS, DType, from_storage, round_to_storage
 
-Array = np.ndarray[Any, Any]
 MOST_LSE = 1e37  # lse beyond it is that of a sink, and may be wrong (docs/language.md)
 MOST_DRAWS = 16  # draws of random errors
 PAIRS = 2**20  # pairs of a row and a key in all draws together, at least: of many rows a few may decide the largest error

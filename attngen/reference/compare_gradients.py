@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attngen.reference.compare import Array, Comparison, bound, draws_of, max_error, precision_allows, wrong_elements
+from attngen.reference.compare import Comparison, bound, draws_of, max_error, precision_allows, wrong_elements
 from attngen.reference.definition import TERM, Rounding
 from attngen.reference.gradients import Loss, Saved, Sum, numpy_gradients
 from attngen.reference.numpy_oracle import numpy_attention
-from attngen.reference.problems import Sample
+from attngen.reference.problems import Array, Sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP32, DType, from_storage, round_to_storage, unit_roundoff
 from attngen.spec.gradient import QKV, gradient_argument

@@ -12,12 +12,10 @@ from attngen.reference.alternatives import Alternative
 from attngen.reference.compare import Truth, allowed_errors, max_error
 from attngen.reference.definition import Problem, Rounding, allowed_rows, attention_rows, is_split, score_rows
 from attngen.reference.numpy_oracle import Reference, numbers_of
-from attngen.reference.problems import Sample
+from attngen.reference.problems import Array, Sample
 from attngen.spec.attention import AttentionSpec, Input
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Type, gather, name
-
-Array = np.ndarray[Any, Any]
 
 MAX_PAIRS = 2**19  # pairs of a row and a key, compared in one head
 MARGIN = 3.0  # an alternative must differ by so many bounds: the kernel's own error may hide one of them

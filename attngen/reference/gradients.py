@@ -23,8 +23,8 @@ from attngen.reference.definition import (
     turned,
     weight_rows,
 )
-from attngen.reference.numpy_oracle import Array, numbers_of
-from attngen.reference.problems import Sample
+from attngen.reference.numpy_oracle import numbers_of
+from attngen.reference.problems import Array, Sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
 from attngen.spec.evaluate import evaluate

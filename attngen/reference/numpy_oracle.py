@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from attngen.reference.definition import Problem, Rounding, attention
-from attngen.reference.problems import Sample
+from attngen.reference.problems import Array, Sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
