@@ -900,7 +900,7 @@ OF_HOPPER_BACKWARD = (
         ("wgmma_fence();: left out",),
         "that of the scores, which are issued just before, comes after the last access to dP",
         within="issue_weight_gradients",
-        behind="v_operand + v.index",
+        behind="v_operand + tile_at.index",
     ),
     WithoutEffect(
         HOPPER_BACKWARD,
@@ -1251,7 +1251,7 @@ OF_WORK = (
     ),
     WithoutEffect(
         ("gpt2_hopper.cu",),
-        ("++index == STAGES: always true",),
+        ("++index == stages: always true",),
         "producer and consumers use one stage of the ring in turn, and not the others",
     ),
     WithoutEffect(

@@ -257,8 +257,6 @@ class HopperBackward(ByTma):
             "clears_special": clears_special(self.spec),
             "lse_shows_q": self.gradient.ds is FLOAT_ONE and self.spec.sink is None,
             "mask_reads": self.spec.mask is not None and bool(inputs_in(self.spec.mask)),  # elements of captured tensors
-            "rings_differ": self.own.split_products or bool(self.plan.staged.pairs),
-            "rings_seek": self.own.split_products,
             "written_pairs": [
                 (tensor.name, own_indices(self.gradient.of(name)))
                 for name, tensor in zip(self.plan.written_pairs, self._gradients_of_pairs, strict=True)

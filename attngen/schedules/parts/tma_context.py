@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import groupby
 from math import gcd
-from typing import Any
 
 from attngen.emit.constants import ConstantLine
 from attngen.emit.program import Parameter
@@ -33,10 +32,6 @@ class ByTma(Fused):
     def q_in_registers(self) -> bool:
         """Whether Q is an operand in registers, not in shared memory."""
         return False
-
-    def context(self) -> dict[str, Any]:
-        # rings: whether the numbers of their stages differ; whether the number of a tile is a position in all of them
-        return super().context() | {"rings_differ": bool(self.plan.staged.pairs), "rings_seek": False}
 
     def products(self) -> list[Wgmma]:
         dtype = self.spec.dtype.name
