@@ -6,16 +6,6 @@ from dataclasses import dataclass
 
 from attngen.plan.arch import Arch
 
-# Estimates of what a thread of a kernel has beside sums, scores and their operands: addresses, sizes, loop counters, numbers of
-# rows, fragments, exponents in flight.
-OTHER_REGISTERS = {
-    "hopper": 30,
-    "fused_mma_backward": 56,
-    "fused_mma_backward, split operands": 76,
-    "fused_simt": 56,
-    "fused_simt_backward": 80,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Estimated:

@@ -15,13 +15,13 @@ from attngen.plan.decisions import addition_decisions, delta_decisions, saved_de
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule
-from attngen.plan.room import OTHER_REGISTERS
 from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
 from attngen.plan.variants import gathers
 from attngen.schedules.fused_mma.backward_needs import (
+    OTHER_REGISTERS,
     WARPS_OF_AN_SM,
     DqPart,
     FusedMmaBackwardPlan,
@@ -86,7 +86,7 @@ def widths_of(spec: AttentionSpec, tile: Tile) -> tuple[int, int]:
 
 def part_of(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
     """The columns of S and dP that are multiplied at once, a warp's or half of them."""
-    others = OTHER_REGISTERS["fused_mma_backward"] + (CAPTURED_REGISTERS if gathers(facts.spec) else 0)
+    others = OTHER_REGISTERS + (CAPTURED_REGISTERS if gathers(facts.spec) else 0)
     of_rest = sum(widths(facts.spec)) // shares(tile) + others
     limit, own = arch.max_registers_per_thread - of_rest, tile.block_q // shares(tile)
     return next((n for n in PARTS if n <= own and ROW_BLOCKS * n <= limit), PARTS[-1])

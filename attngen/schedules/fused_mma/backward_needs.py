@@ -20,6 +20,8 @@ from attngen.schedules.parts.mma import MMA_ROWS, WHY_PAD, Split, chunk, operand
 from attngen.spec.attention import AttentionSpec
 
 OF_KEYS = ("dk_dv", "dk", "dv")  # the kernels that own keys; the first has dS
+OTHER_REGISTERS = 56  # an estimate of what a thread has beside sums, S and dP: addresses, fragments
+OTHER_SPLIT_REGISTERS = 76  # the same where each number is two
 WARPS_OF_AN_SM = 8  # two for each of its schedulers: as many as have all the registers of a thread
 Room = Callable[[SpecFacts, Tile], int]  # bytes of shared memory of a block
 Dq = Literal["own kernel", "additions", ""]  # the last: it is not wanted

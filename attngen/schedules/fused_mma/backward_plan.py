@@ -15,7 +15,7 @@ from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisi
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
-from attngen.plan.room import OTHER_REGISTERS, Estimated
+from attngen.plan.room import Estimated
 from attngen.plan.saved import delta_of, row_values, row_workspaces, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
@@ -24,6 +24,8 @@ from attngen.plan.variants import gathers
 from attngen.schedules.fused_mma import backward_additions
 from attngen.schedules.fused_mma.backward_needs import (
     OF_KEYS,
+    OTHER_REGISTERS,
+    OTHER_SPLIT_REGISTERS,
     WARPS_OF_AN_SM,
     FusedMmaBackwardPlan,
     blocks_of_an_sm,
@@ -71,7 +73,7 @@ def registers(facts: SpecFacts, tile: Tile, part: int, apart: bool) -> int:
     """The estimate of what a thread needs: sums, S and dP of a part, and the rest."""
     spec, blocks = facts.spec, row_blocks(tile)
     split = operands(spec).split
-    other = OTHER_REGISTERS["fused_mma_backward" + ", split operands" * bool(split)]
+    other = OTHER_SPLIT_REGISTERS if split else OTHER_REGISTERS
     of_pairs = SPLIT_PAIR_REGISTERS if split else 1
     captured = CAPTURED_REGISTERS if gathers(spec) else 0
     qk, v = (width if name in facts.wanted else 0 for width, name in zip(widths(spec), ("k", "v"), strict=True))

@@ -8,13 +8,14 @@ from attngen.plan.arch import Arch
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
-from attngen.plan.room import OTHER_REGISTERS, Estimated
+from attngen.plan.room import Estimated
 from attngen.plan.shared_memory import COLUMN, ROW, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, kib, pick_tile, planned, tile_decision
 from attngen.spec.attention import AttentionSpec
 
 WARPS = 4
+OTHER_REGISTERS = 56  # an estimate of what a thread has beside sums, scores and operands: addresses, sizes, loop counters
 ROW_THREADS, COLUMN_THREADS = 16, 8  # the grid of a block's 128 threads over the tile
 PAD = 4  # padding floats at the end of each row in shared memory: rows start 4 banks apart and stay 16-byte aligned
 
@@ -51,9 +52,7 @@ def cost(facts: SpecFacts, tile: Tile) -> Cost:
     # scores count twice: a partial sum has an accumulator of its own
     output = rows * facts.spec.head_dim_v // COLUMN_THREADS
     operands = 4 * (rows + tile.block_kv // COLUMN_THREADS)
-    return Cost(
-        aligned(*buffers(facts, tile)), Estimated(2 * scores + output + operands + 4 * rows + OTHER_REGISTERS["fused_simt"])
-    )
+    return Cost(aligned(*buffers(facts, tile)), Estimated(2 * scores + output + operands + 4 * rows + OTHER_REGISTERS))
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:

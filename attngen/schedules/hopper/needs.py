@@ -7,7 +7,7 @@ from attngen.plan.axes import ROWS
 from attngen.plan.captured_staging import Element, pair_elements
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
-from attngen.plan.room import OTHER_REGISTERS, Estimated
+from attngen.plan.room import Estimated
 from attngen.plan.shared_memory import WORK_TILE, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost
@@ -16,6 +16,7 @@ from attngen.schedules.parts.wgmma import WARPGROUP_ROWS, slab_tiles, slabs
 from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.expr import Gather, names_in, walk
 
+OTHER_REGISTERS = 30  # an estimate: addresses, sizes, loop counters, exponents in flight
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
 PAIR_ELEMENT_REGISTERS = 18  # if each pair reads an element of its own: with fewer, each read waits for the previous one
 PAIR_REGISTERS = 32  # for a score, or a mask that is evaluated for each pair: threads of four consumers have too few
@@ -102,7 +103,7 @@ def registers(facts: SpecFacts, tile: Tile) -> int:
     asks_pairs = facts.spec.score != S or not facts.bounds.exact
     pairs = PAIR_REGISTERS if asks_pairs and consumers(tile) == MOST_CONSUMERS else 0
     dropped = KEPT_REGISTERS if facts.spec.dropout is not None else 0
-    return output + scores + scores // 2 + OTHER_REGISTERS["hopper"] + captured_registers(facts) + pairs + dropped
+    return output + scores + scores // 2 + OTHER_REGISTERS + captured_registers(facts) + pairs + dropped
 
 
 @remembered
