@@ -23,6 +23,7 @@ from types import CellType, FunctionType
 from typing import Any
 
 from attngen.optional import required
+from attngen.plan.plan import LARGEST_HEAD
 
 with required("torch", "attngen.transformers", "'attngen[transformers]'"):
     import torch
@@ -45,7 +46,6 @@ from transformers.masking_utils import (
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
-from attngen.spec.attention import MAX_HEAD_DIM
 from attngen.torch import BlockMask, create_block_mask, flash_attn_varlen_func, flex_attention
 from attngen.torch.block_mask import LISTS, Unread
 
@@ -225,9 +225,9 @@ def attention(
         raise ArgumentError('no kernel has the attention weights as an output; use attn_implementation="eager" for them')
     if refused := [name for name in UNREAD_OPTIONS if options.get(name) is not None]:
         raise ArgumentError(f"attngen does not read the option `{refused[0]}` of this model's attention; {_instead(config)}")
-    if (size := max(query.shape[3], value.shape[3])) > MAX_HEAD_DIM:
+    if (size := max(query.shape[3], value.shape[3])) > LARGEST_HEAD:
         raise ArgumentError(
-            f"the model has heads of size {size}, and attngen's kernels at most {MAX_HEAD_DIM}; {_instead(config)}"
+            f"the model has heads of size {size}, and attngen's kernels at most {LARGEST_HEAD}; {_instead(config)}"
         )
     if query.shape[0] != key.shape[0] and 1 in (query.shape[0], key.shape[0]):
         batch = query.shape[0] * key.shape[0]

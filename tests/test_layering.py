@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "api": SPEC | {"language", "plan", "emit", "schedules", "device", "compiled", "backward", "shipped"},
     "sdpa": SPEC | {"language", "device", "api"},
     "torch": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "api", "sdpa"},
-    "transformers": {"spec", "device", "torch", "optional"},
+    "transformers": {"spec", "plan", "device", "torch", "optional"},
     "vllm": {"spec", "plan", "schedules", "torch", "optional"},
     "bench": SPEC | {"torch", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "inspect": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},

@@ -63,12 +63,12 @@ def input_tensors(
 ) -> Iterator[Tensor]:
     """What every call of a spec is given: Q, K, V, where packed or paged sequences are, and the captured tensors. Those that a
     kernel rotates, `rotated`, lie as its copies require, and its tables are read row by row."""
-    dtype = spec.dtype.name
+    dtypes = {tensor: dtype.name for tensor, dtype in spec.dtypes.items()}
     head_dim, head_dim_v = Axis("head_dim", spec.head_dim), Axis("head_dim_v", spec.head_dim_v)
     of_qk = (ROW_ALIGNMENT, True) if rotated else (alignment, unit_stride)
-    yield Tensor("Q", "input", dtype, rows_of_heads(spec, head_dim), "q", *of_qk)
-    yield Tensor("K", "input", dtype, keys_of_heads(spec, head_dim), "k", *of_qk)
-    yield Tensor("V", "input", dtype, keys_of_heads(spec, head_dim_v), "v", alignment, unit_stride)
+    yield Tensor("Q", "input", dtypes["q"], rows_of_heads(spec, head_dim), "q", *of_qk)
+    yield Tensor("K", "input", dtypes["k"], keys_of_heads(spec, head_dim), "k", *of_qk)
+    yield Tensor("V", "input", dtypes["v"], keys_of_heads(spec, head_dim_v), "v", alignment, unit_stride)
     for name in spec.kernel.beginnings:
         yield Tensor(name, "input", "int32", BEGINNINGS.get(name, (Axis("", OneMore("batch")),)), name, unit_stride=True)
     tables = spec.rotary.tables if spec.rotary is not None and rotated else ()
@@ -86,7 +86,7 @@ def program_tensors(
     yield from input_tensors(spec, *layout, plan.rotated)
     for name in plan.rotated:
         axes = rows_of_heads if name == "Q" else keys_of_heads
-        yield Tensor(rotated(name), "workspace", spec.dtype.name, axes(spec, Axis("head_dim", spec.head_dim)))
+        yield Tensor(rotated(name), "workspace", spec.dtypes[name.lower()].name, axes(spec, Axis("head_dim", spec.head_dim)))
     yield from (backward_tensors if plan.direction == "backward" else forward_tensors)(spec, plan, layout)
     for name in plan.workspaces:
         yield Tensor(name, "workspace", "fp32", axes_of(name))
@@ -100,7 +100,7 @@ def program_tensors(
 
 def forward_tensors(spec: AttentionSpec, plan: Plan, layout: tuple[int, bool]) -> Iterator[Tensor]:
     """The results of a forward."""
-    yield Tensor("O", "output", spec.dtype.name, rows_of_heads(spec, Axis("head_dim_v", spec.head_dim_v)), "out", *layout)
+    yield Tensor("O", "output", spec.dtypes["o"].name, rows_of_heads(spec, Axis("head_dim_v", spec.head_dim_v)), "out", *layout)
     for name, is_written in (("lse", plan.writes_lse), ("lse_rest", plan.saves_lse_rest)):
         if is_written:
             yield Tensor(name, "output", "fp32", rows_of_heads(spec), name)
@@ -108,15 +108,15 @@ def forward_tensors(spec: AttentionSpec, plan: Plan, layout: tuple[int, bool]) -
 
 def backward_tensors(spec: AttentionSpec, plan: Plan, layout: tuple[int, bool]) -> Iterator[Tensor]:
     """What the forward saved, the gradients of its results, the gradients that are wanted."""
-    dtype = spec.dtype.name
+    dtypes = {tensor: dtype.name for tensor, dtype in spec.dtypes.items()}
     rows = rows_of_heads(spec)
     head_dim, head_dim_v = Axis("head_dim", spec.head_dim), Axis("head_dim_v", spec.head_dim_v)
     if "out" in plan.saved:
-        yield Tensor("O", "input", dtype, rows_of_heads(spec, head_dim_v), "out", *layout)
+        yield Tensor("O", "input", dtypes["o"], rows_of_heads(spec, head_dim_v), "out", *layout)
     for name in ("lse", "lse_rest"):
         if name in plan.saved:
             yield Tensor(name, "input", "fp32", rows, name)
-    yield Tensor("dO", "input", dtype, rows_of_heads(spec, head_dim_v), "dout", *layout)
+    yield Tensor("dO", "input", dtypes["o"], rows_of_heads(spec, head_dim_v), "dout", *layout)
     if spec.lse:
         yield Tensor("dlse", "input", "fp32", rows, "dlse")
     results = {
@@ -127,7 +127,7 @@ def backward_tensors(spec: AttentionSpec, plan: Plan, layout: tuple[int, bool]) 
     for wanted, (name, axes) in results.items():
         if plan.wants(wanted):
             of_name = (ROW_ALIGNMENT, True) if wanted.upper() in plan.rotated else layout
-            yield Tensor(name, "output", dtype, axes, name.lower(), *of_name)
+            yield Tensor(name, "output", dtypes[wanted], axes, name.lower(), *of_name)
     for i in spec.inputs:
         if plan.wants(i.name):
             argument, dims, of_pairs = gradient_argument(i.name), captured_axes(spec, i.dims), i.name in plan.written_pairs

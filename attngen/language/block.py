@@ -11,7 +11,7 @@ from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.keywords import ScheduleName
 from attngen.language.resolve import Definition, Resolver, Scope, Value, definition_of, number_of
 from attngen.language.syntax import Node
-from attngen.language.words import dtype_named, one_of
+from attngen.language.words import dtype_named, dtypes_of_tensors, one_of
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
 from attngen.spec.attention import (
@@ -29,7 +29,7 @@ from attngen.spec.attention import (
 )
 from attngen.spec.check import check
 from attngen.spec.dropout import or_none, with_state
-from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
+from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, name, names_in
 from attngen.spec.names import SPELLED, check_name
 from attngen.spec.operator import apply
@@ -102,7 +102,7 @@ class Block:
     def load(self) -> Loaded:
         """Raises DiagnosticError."""
         self._sort()
-        dtype = self._attempt(self._own_dtype)
+        dtypes = self._attempt(self._dtypes)
         sizes = self._attempt(self._required, "head_dim", "head_dim 64")
         head_dim, head_dim_v = (64, 64) if sizes is None else (sizes.children[0].value, sizes.children[-1].value)
         heads = [n.value for n in self.single["heads"].children] if "heads" in self.single else [None, None]
@@ -115,11 +115,11 @@ class Block:
         lse = self._attempt(self._lse)
         schedule = self._attempt(self._schedule)
         self._raise_problems()
-        assert dtype is not None
+        assert dtypes is not None
         expressions = completed(given, head_dim)
         spec = AttentionSpec(
             name=str(self.title.value),
-            dtype=dtype,
+            **dtypes,
             head_dim=head_dim,
             head_dim_v=head_dim_v,
             q_heads=heads[0],
@@ -200,7 +200,7 @@ class Block:
 
     def _input(self, node: Node) -> Input:
         title, dtype, dims = node.children
-        element = dtype_named(dtype.value, tuple(DTYPES.values()), span=dtype.span)
+        element = dtype_named(dtype.value, tuple(DTYPES.values()), "an input", span=dtype.span)
         return Input(str(title.value), element, tuple(self._dimension(d) for d in dims.children))
 
     def _dimension(self, node: Node) -> int | str:
@@ -215,9 +215,29 @@ class Block:
         check_name(text, node.span)
         return text
 
-    def _own_dtype(self) -> DType:
-        node = self._required("dtype", "dtype fp16").children[0]
-        return dtype_named(node.value, STORAGE_DTYPES, span=node.span)
+    def _dtypes(self) -> dict[str, Any]:
+        """The element type of all tensors, or of each."""
+        statement = self._required("dtype", "dtype fp16")
+        first = statement.children[0]
+        if first.kind != "typed":
+            return {"dtype": dtype_named(first.value, STORAGE_DTYPES, "Q, K and V", span=first.span)}
+        words: dict[str, Node] = {}
+        for node in statement.children:
+            tensor, word = node.children
+            if tensor.value in words:
+                raise DiagnosticError(
+                    mistakes.DuplicateStatement(
+                        span=node.span, keyword=f"dtype {tensor.value}", line=words[tensor.value].span.line
+                    )
+                )
+            words[tensor.value] = word
+        if "q" not in words:
+            raise DiagnosticError(
+                mistakes.MissingStatement(
+                    span=statement.span, name=self.title.value, keyword="dtype q", example="q fp16 to this statement"
+                )
+            )
+        return dtypes_of_tensors({t: node.value for t, node in words.items()}, lambda t: {"span": words[t].span})
 
     def _required(self, keyword: str, example: str) -> Node:
         if keyword not in self.single:

@@ -17,7 +17,7 @@ from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value, number_of
 from attngen.language.syntax import parse_expression, parse_rotation
 from attngen.language.trace import CapturedArray, Tracer, trace
-from attngen.language.words import dtype_named, one_of
+from attngen.language.words import dtype_named, dtypes_of_tensors, one_of
 from attngen.source import SourceFile
 from attngen.spec import mistakes
 from attngen.spec.attention import (
@@ -35,7 +35,7 @@ from attngen.spec.attention import (
 )
 from attngen.spec.check import check, magnitude
 from attngen.spec.dropout import with_state
-from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
+from attngen.spec.dtypes import DTYPES, DTYPES_OF, STORAGE_DTYPES
 from attngen.spec.expr import MAX_FLOAT_TEXT, Expr, Type, constant, inputs_in, name
 from attngen.spec.names import SPELLED, check_name
 from attngen.spec.rotary import Rotary
@@ -66,7 +66,7 @@ def _named_keywords(function: Callable[P, R], name: str) -> Callable[P, R]:
 def _describe(
     *,
     name: str = "attention",
-    dtype: str = "fp16",
+    dtype: str | Mapping[str, str] = "fp16",
     head_dim: int = 64,
     head_dim_v: int | None = None,
     heads: tuple[int, int] | None = None,
@@ -92,12 +92,13 @@ def _describe(
 ) -> tuple[AttentionSpec, dict[str, Any]]:
     """An AttentionSpec, and the arrays that functions captured, by name. `traced` returns the pair, `define` the spec.
 
-    `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int", "float",
-    (type, default), or a default alone. `mask`, `score` and `sink` are text of the language, expressions, or functions: (s, b,
-    h, q, k) or, without s, (b, h, q, k). `rotary` is the text of the statement, as "64 halves by cosines, sines". Arrays that a
-    function refers to are captured with their present sizes, also dimensions that are indexed by b, h, q or k. Raises
-    DiagnosticError as for text, TraceError if a function cannot be expressed, TypeError for an argument of a wrong type. Issues
-    a SpecWarning for what is unlikely to be meant.
+    `dtype` is the element type of Q, K, V and O, or a mapping: of "q", and of some of "k", "v" and "o", which otherwise have
+    that of Q. `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int",
+    "float", (type, default), or a default alone. `mask`, `score` and `sink` are text of the language, expressions, or
+    functions: (s, b, h, q, k) or, without s, (b, h, q, k). `rotary` is the text of the statement, as "64 halves by cosines,
+    sines". Arrays that a function refers to are captured with their present sizes, also dimensions that are indexed by b, h, q
+    or k. Raises DiagnosticError as for text, TraceError if a function cannot be expressed, TypeError for an argument of a
+    wrong type. Issues a SpecWarning for what is unlikely to be meant.
     """
     if not isinstance(name, str):
         raise TypeError(f"`name` is {name!r}; expected a str")
@@ -114,7 +115,7 @@ def _describe(
     for keyword, given in (("scale", scale), ("dropout", dropout)):
         if isinstance(given, bool):
             raise TypeError(f"`{keyword}` is {given!r}; expected a number")
-    element = dtype_named(dtype, STORAGE_DTYPES, statement="dtype")
+    dtypes = _dtypes(dtype)
     declared = [_input(n, given) for n, given in _items("inputs", inputs)]
     numbers = [_param(n, given) for n, given in _items("params", params)]
     builder = _Builder(head_dim, head_dim_v, declared, numbers)
@@ -131,7 +132,7 @@ def _describe(
     expressions = completed(exprs, head_dim)
     result = AttentionSpec(
         name=name,
-        dtype=element,
+        **dtypes,
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         q_heads=q_heads,
@@ -161,6 +162,15 @@ def _first(describe: Callable[P, tuple[AttentionSpec, Any]]) -> Callable[P, Atte
 
 traced = _named_keywords(_describe, "traced")
 define = _named_keywords(_first(_describe), "define")
+
+
+def _dtypes(given: Any) -> dict[str, Any]:
+    """The element type of all tensors, or, by their names, of Q and of others that have one of their own."""
+    if not isinstance(given, Mapping):
+        return {"dtype": dtype_named(given, STORAGE_DTYPES, "Q, K and V", statement="dtype")}
+    if "q" not in given or not {*given} <= {*DTYPES_OF}:
+        raise TypeError(f'`dtype` is {given!r}; expected the element types of "q" and of some of "k", "v" and "o"')
+    return dtypes_of_tensors(given, lambda tensor: {"statement": "dtype"})
 
 
 def _is_number(given: Any) -> bool:
@@ -209,7 +219,7 @@ def _input(name: str, given: Any) -> Input:
     if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[1], tuple | list):
         raise TypeError(f'input `{name}` is {given!r}; expected (element type, dimensions), as ("fp32", ("heads",))')
     dtype, dims = given
-    element = dtype_named(dtype, tuple(DTYPES.values()), statement=f"input {name}")
+    element = dtype_named(dtype, tuple(DTYPES.values()), "an input", statement=f"input {name}")
     return Input(name, element, tuple(SPELLED.get(d, d) if isinstance(d, str) else _whole(f"input {name}", d) for d in dims))
 
 

@@ -128,6 +128,7 @@ def _pattern(symbol: str) -> str:
 # Descriptions of terminals for a reader; those of keywords are their texts.
 _CALLED = {
     "NAME": "a name",
+    "TENSOR": "`q`, `k`, `v` or `o`",
     "INT": "a whole number",
     "FLOAT": "a number",
     "OR": "`or`",
@@ -158,7 +159,7 @@ _OPERATORS = {"OR", "AND", "COMPARE", "ADD", "MULTIPLY"}
 def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> Diagnostic:
     wanted = set(error.accepts if isinstance(error, UnexpectedToken) and error.accepts else error.expected)
     expected = _expectation(wanted)
-    token = error.token
+    token = error.token if error.token.type != "TENSOR" else error.token.update("NAME")  # a name wherever no tensor may stand
     if token.type == "$END":
         lines = source.text.rstrip().split("\n")
         span = Span(source, len(lines), max(1, len(lines[-1].rstrip())), len(lines), len(lines[-1].rstrip()) + 1)
@@ -168,13 +169,15 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
     if (percentage := _percentage(source, token.start_pos or 0)) is not None:
         return percentage
     if "_DTYPE" in wanted and word is not None and word[1] in STATEMENTS:
-        # a missing expression: the next statement's keyword was parsed as a name
+        # a missing expression or type: the next statement's keyword was parsed as a name
         found = f"`{word[1]}`"
+        of_dtype = re.search(r"\bdtype(?:\s+[qkvo]\s+\w+)*(?:\s+[qkvo])?\s+$", source.text[: word.start(1)])
+        missing = "an element type" if of_dtype else "an expression"
         return mistakes.UnexpectedText(
             span=_span_at(source, *word.span(1)),
             found=found,
-            expected="an expression",
-            instead=f"write an expression before {found}",
+            expected=missing,
+            instead=f"write {missing} before {found}",
         )
     number = re.search(r"(?<![\w.])[\d.]+$", source.text[: token.start_pos or 0])
     if token.type == "NAME" and number is not None and "NAME" not in wanted:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
-from attngen.spec.dtypes import STORAGE_DTYPES, DType
+from attngen.spec.dtypes import DTYPES_OF, DType
 
 OTHER_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "int": "int32"}
 
@@ -20,16 +20,25 @@ def one_of(word: Any, known: Sequence[str], mistake: Callable[..., Diagnostic], 
     return word
 
 
-def dtype_named(word: Any, known: Sequence[DType], **place: Any) -> DType:
-    """The element type called `word`, one of `known`. Raises DiagnosticError at `place`."""
+def dtype_named(word: Any, known: Sequence[DType], of_what: str, **place: Any) -> DType:
+    """The element type called `word`, one of `known`: those of `of_what`. Raises DiagnosticError at `place`."""
     names = [dtype.name for dtype in known]
     if word in names:
         return known[names.index(word)]
     spelled = str(getattr(word, "__name__", word)).rpartition(".")[2]  # as numpy and torch call it
     meant = OTHER_NAMES.get(spelled)
     hint = f"did you mean `{meant}`?" if meant in names else _hint(word, names, "not supported")
-    of_what = " of Q, K and V" if known is STORAGE_DTYPES else " of an input"
-    raise DiagnosticError(mistakes.UnknownDType(dtype=str(word), of_what=of_what, hint=hint, known=", ".join(names), **place))
+    raise DiagnosticError(
+        mistakes.UnknownDType(dtype=str(word), of_what=f" of {of_what}", hint=hint, known=", ".join(names), **place)
+    )
+
+
+def dtypes_of_tensors(words: Mapping[str, Any], place: Callable[[str], dict[str, Any]]) -> dict[str, DType | None]:
+    """The fields of an AttentionSpec for the element types of "q" and of other tensors that have one of their own; `place` has
+    that of a tensor's word. Raises DiagnosticError."""
+    found = {t: dtype_named(word, DTYPES_OF[t], t.upper(), **place(t)) for t, word in words.items()}
+    others = {f"{t}_dtype": None if found.get(t) is found["q"] else found.get(t) for t in DTYPES_OF if t != "q"}
+    return {"dtype": found["q"], **others}
 
 
 def _hint(word: Any, known: Sequence[str], otherwise: str) -> str:

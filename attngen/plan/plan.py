@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -24,6 +24,8 @@ from attngen.spec.attention import AttentionSpec, QPlace, Storage
 Direction = Literal["forward", "backward"]
 WITH_GRADIENTS: tuple[Storage, ...] = ("dense", "packed")
 NO_GRADIENTS_OF_CACHES = "padded keys and keys in pages are a cache for inference, and have no gradients"
+LARGEST_HEAD = 256  # of schedules whose threads hold columns of O, or of gradients, in registers
+WIDEST_HEAD = 576  # of the others: rows of latent keys
 BACKWARD_SUFFIX = "_backward"  # ends the name of a schedule that computes gradients
 
 
@@ -109,6 +111,7 @@ class Schedule:
     # planning
     why_not: Callable[[SpecFacts, Arch], str] = lambda facts, arch: ""  # why it cannot compute the spec; empty if it can
     propose: Callable[[Schedule, SpecFacts, Arch], Plan]  # raises PlanRefusal
+    largest_head: int = LARGEST_HEAD  # elements of a row of Q, K or V, at most
     needs: tuple[Feature, ...] = ()  # what an architecture must have for it to compute any spec
     tiles: Callable[[SpecFacts, Arch], tuple[Tile, ...]] = lambda facts, arch: ()  # those that fit, for tuning
     # whether Q may stay in registers beside a tile
@@ -143,7 +146,14 @@ class Schedule:
         """Why it cannot compute the spec from arrays in its storage on the architecture; empty if it can."""
         if facts.wanted and facts.spec.kernel.storage not in WITH_GRADIENTS:
             return NO_GRADIENTS_OF_CACHES
-        return self.why_not(facts, arch)
+        return next((reason for _, reason in self.limits(facts.spec)), "") or self.why_not(facts, arch)
+
+    def limits(self, spec: AttentionSpec) -> Iterator[tuple[str, str]]:
+        """What keeps it from computing the spec on any architecture: a statement of the spec, and the reason."""
+        if max(spec.head_dim, spec.head_dim_v) > self.largest_head:
+            yield "head_dim", f"its heads have at most {self.largest_head} elements"
+        if others := [tensor for tensor, dtype in spec.dtypes.items() if dtype is not spec.dtype]:
+            yield "dtype", f"its tensors have one element type, and that of {others[0]} is not that of q"
 
     def suits(self, facts: SpecFacts, arch: Arch) -> bool:
         return not self.reason_against(facts, arch)

@@ -16,7 +16,7 @@ from attngen.plan.plan import Decision, Direction, Plan
 from attngen.plan.problem import Problem
 from attngen.plan.saved import needs_lse_rest
 from attngen.schedules.one_plan import overridden, plan_of
-from attngen.schedules.registry import AUTOMATIC_BACKWARD, automatic
+from attngen.schedules.registry import AUTOMATIC, automatic
 from attngen.schedules.rules import Rule, rules_of
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.gradient import QKV, wanted_gradients
@@ -157,7 +157,7 @@ def parts_of(
     of_all, of_first = (_facts(spec, schedule, w, deterministic) for w in (wanted, parts[0]))
     if of_all.spec.kernel.schedule != "auto":
         return (wanted,)
-    by_all, by_first = (AUTOMATIC_BACKWARD.index(automatic(facts, arch)) for facts in (of_all, of_first))
+    by_all, by_first = (AUTOMATIC.index(automatic(facts, arch)) for facts in (of_all, of_first))
     if by_first == by_all and shapes:
         is_one = _fit_pairs(plan_of(of_all, arch), shapes)
         return (wanted,) if is_one else tuple(parts)

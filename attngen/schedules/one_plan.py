@@ -13,7 +13,7 @@ from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.tile import Tile
 from attngen.schedules.hopper import HOPPER
-from attngen.schedules.registry import UNFUSED, automatic, keywords_of, schedule_of, schedules_of
+from attngen.schedules.registry import FUSED, UNFUSED, automatic, keywords_of, schedule_of, schedules_of
 from attngen.spec.attention import KernelRequest, QPlace
 
 
@@ -42,11 +42,23 @@ def plan_of(facts: SpecFacts, arch: Arch) -> Plan:
     if kernel.q not in (None, plan.q_place):
         what = f"q {kernel.q} does not fit this {chosen.keyword} kernel"
         raise refusal("kernel", what, f"q is {plan.q_place or 'no choice of this schedule'}", "leave `q` to the planner")
-    return replace(plan, decisions=(*_not_first(chosen, facts, arch), *plan.decisions, *_not_hopper(chosen, facts, arch)))
+    first = (*_not_fused(chosen, facts, arch), *_not_first(chosen, facts, arch))
+    return replace(plan, decisions=(*first, *plan.decisions, *_not_hopper(chosen, facts, arch)))
+
+
+NO_OTHER = {  # what to do about a statement that suits no schedule
+    "head_dim": "no schedule has such heads: use a smaller head size",
+    "dtype": "no schedule has tensors of several element types yet: state one for all",
+}
 
 
 def _refuse_unsuitable(chosen: Schedule, facts: SpecFacts, arch: Arch) -> None:
-    """Raise PlanRefusal if gradients, or a storage, do not suit a schedule; of other specs it says so itself."""
+    """Raise PlanRefusal if head sizes, element types, gradients or a storage do not suit a schedule; of the rest of a spec it
+    says so itself."""
+    for statement, reason in chosen.limits(facts.spec):
+        others = ", ".join(keywords_of(facts, arch))
+        what = f"`{statement}` of attention `{facts.spec.name}` does not suit the {chosen.keyword} schedule"
+        raise refusal(statement, what, reason, f"use kernel auto, or one of: {others}" if others else NO_OTHER[statement])
     if not (facts.wanted or facts.spec.kernel.storage != "dense") or not (reason := chosen.reason_against(facts, arch)):
         return
     others = ", ".join(keywords_of(facts, arch))
@@ -61,6 +73,12 @@ def _not_first(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decis
     first = next(s for s in schedules_of(facts) if s.keyword == chosen.keyword)
     if first is not chosen:
         yield Decision("schedule", chosen.name, f"{first.reason_against(facts, arch)}: {chosen.in_return}")
+
+
+def _not_fused(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decision]:
+    """Why "auto" takes no schedule that keeps scores on the chip."""
+    if facts.spec.kernel.schedule == "auto" and (limits := dict(schedule_of(facts, arch, FUSED).limits(facts.spec))):
+        yield Decision("by auto", chosen.keyword, f"not {FUSED}: {', '.join(limits.values())}")
 
 
 def _not_hopper(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decision]:

@@ -19,8 +19,8 @@ from attngen.spec.attention import AttentionSpec
 SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, DECODE)
 UNFUSED = {s.keyword for s in SCHEDULES if not s.is_fused}  # these have several kernels, with S in global memory
 FUSED: ScheduleName = "fused"
-AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", FUSED)  # "auto" is the first that suits: the least work, and O(S) memory
-AUTOMATIC_BACKWARD: tuple[ScheduleName, ...] = (*AUTOMATIC, "tiled", "naive")
+# "auto" is the first that suits: the least work; and of those with O(S) memory, if there is one.
+AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", FUSED, "tiled", "naive")
 
 
 def schedules_of(facts: SpecFacts) -> tuple[Schedule, ...]:
@@ -60,8 +60,7 @@ def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule
 def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
     """The keyword that "auto" stands for."""
     suitable = keywords_of(facts, arch)
-    order = AUTOMATIC_BACKWARD if facts.wanted or facts.spec.kernel.storage != "dense" else AUTOMATIC
-    return next((keyword for keyword in order if keyword in suitable), order[-1])
+    return next((keyword for keyword in AUTOMATIC if keyword in suitable), AUTOMATIC[-1])
 
 
 def default_arch(*keywords: str | None) -> str:

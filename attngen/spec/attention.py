@@ -16,8 +16,6 @@ Precision = Literal["highest", "high"]
 Storage = Literal["dense", "padded", "packed", "paged", "packed_paged"]
 QPlace = Literal["registers", "shared"]
 
-MAX_HEAD_DIM = 256
-
 # The names that every expression may use. In text, `q_heads` is also spelled `heads`.
 INDICES = ("b", "h", "q", "k")
 SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len")
@@ -138,7 +136,7 @@ class AttentionSpec:
 
     `mask` None allows every pair; `score` is `S` (the name `s`) by default; `scale` and `sink` are float expressions,
     `scale` of params only, `sink` of b, h and q; `dropout` is a number or a param. Build one with `attngen.language`, which
-    checks it.
+    checks it. `dtype` is the element type of Q, and of K, V and O unless they have one of their own.
     """
 
     name: str
@@ -159,6 +157,15 @@ class AttentionSpec:
     lse: bool = False
     precision: Precision = "highest"
     kernel: KernelRequest = KernelRequest()
+    k_dtype: DType | None = None  # of K, V and O, where it is not that of Q
+    v_dtype: DType | None = None
+    o_dtype: DType | None = None
+
+    @property
+    def dtypes(self) -> dict[str, DType]:
+        """The element types of the tensors "q", "k", "v" and "o"."""
+        others = {"k": self.k_dtype, "v": self.v_dtype, "o": self.o_dtype}
+        return {"q": self.dtype, **{name: dtype or self.dtype for name, dtype in others.items()}}
 
     def input(self, name: str) -> Input:
         """The input called `name`. Raises KeyError."""

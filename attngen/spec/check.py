@@ -8,11 +8,11 @@ from typing import get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize, Param, Precision
+from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Normalize, Param, Precision
 from attngen.spec.bounds import ranges
 from attngen.spec.cost import MOST, MOST_OF_CALL, OF_TENSOR, cost, cost_as_tree, too_much_code
 from attngen.spec.dropout import RNG_STATE
-from attngen.spec.dtypes import STORAGE_DTYPES
+from attngen.spec.dtypes import DTYPES_OF
 from attngen.spec.expr import (
     MAX_DEPTH,
     MAX_FLOAT,
@@ -69,11 +69,13 @@ def check(spec: AttentionSpec) -> None:
 
 
 def _mistakes(spec: AttentionSpec) -> Iterator[Diagnostic]:
-    if spec.dtype not in STORAGE_DTYPES:
-        known = ", ".join(t.name for t in STORAGE_DTYPES)
-        yield mistakes.UnknownDType(
-            statement="dtype", dtype=spec.dtype.name, of_what=" of Q, K and V", hint="not a float type", known=known
-        )
+    for tensor, dtype in spec.dtypes.items():
+        if dtype not in DTYPES_OF[tensor]:
+            known = ", ".join(t.name for t in DTYPES_OF[tensor])
+            hint = "not a float type" if dtype.kind != "float" else "its numbers are too coarse"
+            of_what = f" of {tensor.upper()}"
+            yield mistakes.UnknownDType(statement="dtype", dtype=dtype.name, of_what=of_what, hint=hint, known=known)
+            break
     yield from _head_size(spec.head_dim, None)
     if spec.head_dim_v != spec.head_dim:
         yield from _head_size(spec.head_dim_v, "second")
@@ -100,8 +102,8 @@ def _mistakes(spec: AttentionSpec) -> Iterator[Diagnostic]:
 
 
 def _head_size(size: int, part: str | None) -> Iterator[Diagnostic]:
-    if not 8 <= size <= MAX_HEAD_DIM:
-        yield mistakes.HeadDimOutOfRange(statement="head_dim", part=part, size=size, limit=MAX_HEAD_DIM)
+    if size < 8:
+        yield mistakes.HeadDimTooSmall(statement="head_dim", part=part, size=size)
     elif size % 8:
         below = size // 8 * 8
         yield mistakes.HeadDimNotMultiple(statement="head_dim", part=part, size=size, below=below, above=below + 8)

@@ -62,12 +62,18 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 FP32 = DType("fp32", "float", "float32", 4, "float")
 FP16 = DType("fp16", "fp16", "float16", 2, "float")
 BF16 = DType("bf16", "bf16", "bfloat16", 2, "float")
+FP8_E4M3 = DType("fp8_e4m3", "fp8_e4m3", "float8_e4m3fn", 1, "float")
+FP8_E5M2 = DType("fp8_e5m2", "fp8_e5m2", "float8_e5m2", 1, "float")
 INT32 = DType("int32", "int", "int32", 4, "int")
 INT64 = DType("int64", "long long", "int64", 8, "int")
 BOOL = DType("bool", "bool", "bool", 1, "bool")
 
 DTYPES: dict[str, DType] = {t.name: t for t in (FP32, FP16, BF16, INT32, INT64, BOOL)}
 STORAGE_DTYPES: tuple[DType, ...] = (FP16, BF16, FP32)  # for Q, K, V and O
+DTYPES_OF: dict[str, tuple[DType, ...]] = {  # for each tensor, if it has a type of its own
+    **dict.fromkeys(("q", "k", "v"), (*STORAGE_DTYPES, FP8_E4M3, FP8_E5M2)),
+    "o": STORAGE_DTYPES,
+}
 
 
 def round_to_storage(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:

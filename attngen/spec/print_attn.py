@@ -98,7 +98,7 @@ def _constant(value: bool | int | float) -> Text:
 def to_text(spec: AttentionSpec) -> str:
     """`spec` as an `attention` block."""
     head = str(spec.head_dim) if spec.head_dim == spec.head_dim_v else f"{spec.head_dim}, v {spec.head_dim_v}"
-    lines = [("dtype", spec.dtype.name), ("head_dim", head)]
+    lines = [("dtype", dtypes_to_text(spec)), ("head_dim", head)]
     if spec.q_heads is not None:
         lines.append(("heads", f"{spec.q_heads} over {spec.kv_heads}"))
     for i in spec.inputs:
@@ -130,6 +130,13 @@ def to_text(spec: AttentionSpec) -> str:
         lines.append(("kernel", kernel_to_text(spec.kernel)))
     body = "\n".join(f"    {keyword:<9} {rest}" for keyword, rest in lines)
     return f"attention {spec.name} {{\n{body}\n}}\n"
+
+
+def dtypes_to_text(spec: AttentionSpec) -> str:
+    """The operands of a `dtype` statement."""
+    if {*spec.dtypes.values()} == {spec.dtype}:
+        return spec.dtype.name
+    return "  ".join(f"{tensor} {dtype.name}" for tensor, dtype in spec.dtypes.items())
 
 
 def rotary_to_text(rotary: Rotary) -> str:

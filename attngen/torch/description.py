@@ -17,10 +17,11 @@ from attngen.cache.disk_cache import digest
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.keywords import ScheduleName
 from attngen.language import define, to_text, traced
+from attngen.plan.plan import LARGEST_HEAD
 from attngen.schedules import overridden
 from attngen.sdpa import ALL_AXES, also_causal, plain_scale, scale_params, standard_spec
 from attngen.shipped import PACKAGE
-from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.layout import padding_of
@@ -64,7 +65,7 @@ class Description:
 
 def _size_in_spec(head_size: int) -> int:
     """The padded head size; one that is out of range stays, so that the diagnostic states the size of the tensor."""
-    return head_size if head_size > MAX_HEAD_DIM else head_size + padding_of(head_size)
+    return head_size if head_size > LARGEST_HEAD else head_size + padding_of(head_size)
 
 
 def check_mode(mode: str) -> None:

@@ -17,8 +17,9 @@ from attngen.device.arrays import ArgumentError
 from attngen.device.params import refuse_unknown
 from attngen.diagnostics import counted, refuse_keywords
 from attngen.language import define
+from attngen.plan.plan import LARGEST_HEAD
 from attngen.sdpa import check_dropout, check_equal_heads, check_flags, plain_scale, written_scale
-from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE, without_dropout
 from attngen.spec.expr import Const
@@ -165,7 +166,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
 
     def _describe(self, given: dict[str, Any]) -> None:
         some = "fp32" if "precision" in given else "fp16"
-        size = MAX_HEAD_DIM if "rotary" in given else 64  # as many elements as may be rotated
+        size = LARGEST_HEAD if "rotary" in given else 64  # as many elements as may be rotated
         keywords, captured = without_functions(given, some, size)  # mistakes show here, whatever the tensors will be
         if SOFTMAX_SCALE in {*keywords.get("inputs", {}), *keywords.get("params", {})}:  # a name of the caller
             self._written_scale, self._numbers = None if self._scale is None else str(self._scale), {}

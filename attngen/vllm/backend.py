@@ -29,8 +29,8 @@ with required("vllm", "attngen.vllm", "vllm"):
     from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
 from attngen.plan import ARCHES
+from attngen.plan.plan import LARGEST_HEAD
 from attngen.schedules.decode.plan import MOST_ROWS
-from attngen.spec.attention import MAX_HEAD_DIM
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.append import appended
 from attngen.torch.description import dtype_name
@@ -84,7 +84,7 @@ class AttngenBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and 8 <= head_size <= MAX_HEAD_DIM
+        return head_size % 8 == 0 and 8 <= head_size <= LARGEST_HEAD
 
     @classmethod
     def supports_sink(cls) -> bool:

@@ -19,7 +19,7 @@ from attngen.schedules.tiled import plan as tiled
 from attngen.spec.attention import SPLIT_SCHEDULES
 from attngen.spec.dtypes import from_storage
 from tests import tiers
-from tests.harness import IN_16_BITS_AND_FP32, SMALL_PARAMS, SPECS, call, compiled, run, shipped, small
+from tests.harness import IN_16_BITS_AND_FP32, SMALL_PARAMS, SPECS, call, compiled, run, shipped, small, wrong_gradients
 
 EVERY_SCHEDULE = SCHEDULE_NAMES
 ON_SM_80 = (*PORTABLE_SCHEDULES, *SPLIT_SCHEDULES)
@@ -104,6 +104,14 @@ HEAD_DIMS = [(8, 8), (24, 40), (72, 72), (104, 8), (200, 200), (256, 256)]
 def test_any_head_size(head_dim: int, head_dim_v: int, dtype: str, schedule: str) -> None:
     spec = attngen.define(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, mask="causal")
     assert run(spec, schedule, Shape(1, 1, 1, 70, 70)).passed
+
+
+@pytest.mark.parametrize("schedule", tiers.cases(["naive", "tiled"], quick=["tiled"]))
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases([(264, 8), (512, 512), (576, 512)], quick=[(264, 8)]))
+def test_schedules_with_scores_in_memory_have_wider_heads(head_dim: int, head_dim_v: int, schedule: str) -> None:
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, head_dim_v=head_dim_v, mask="causal")
+    assert run(spec, schedule, Shape(1, 2, 1, 70, 70)).passed
+    assert not wrong_gradients(compiled(spec, schedule), Shape(1, 2, 1, 40, 50))
 
 
 @pytest.mark.parametrize("schedule", ON_SM_80)

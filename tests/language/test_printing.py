@@ -12,7 +12,7 @@ from attngen.diagnostics import DiagnosticError
 from attngen.language import load_file, load_text, to_text
 from attngen.spec.attention import AttentionSpec, Input, KernelRequest, Param, S
 from attngen.spec.check import check
-from attngen.spec.dtypes import DTYPES
+from attngen.spec.dtypes import DTYPES, FP8_E4M3, FP8_E5M2
 from attngen.spec.expr import Expr, Type, constant, gather, inputs_in, name, names_in
 from attngen.spec.operator import apply
 from tests.conftest import ROOT
@@ -73,6 +73,7 @@ def specs(draw) -> AttentionSpec:
         sink=sink,
         lse=softmax and draw(st.booleans()),
         kernel=KernelRequest(draw(st.sampled_from(["auto", "fused"])), *block, draw(st.sampled_from([None, 2]))),
+        k_dtype=draw(st.sampled_from([None, None, FP8_E4M3, FP8_E5M2])),
     )
 
 

@@ -304,3 +304,13 @@ def test_arguments_of_other_types_are_refused_with_words(keyword: str, given: ob
 
 def test_numpy_s_whole_numbers_are_whole_numbers() -> None:
     assert attngen.define(head_dim=np.int64(80), heads=(np.int32(8), 2)).head_dim == 80
+
+
+def test_the_element_type_of_each_tensor_is_a_mapping() -> None:
+    assert attngen.define(dtype={"q": "bf16", "k": "fp8_e4m3"}).dtypes["k"].name == "fp8_e4m3"
+    assert attngen.define(dtype={"q": "bf16", "k": "bf16"}) == attngen.define(dtype="bf16")
+    for wrong in ({"k": "fp16"}, {"q": "fp16", "w": "fp16"}):
+        with pytest.raises(TypeError, match=r'expected the element types of "q"'):
+            attngen.define(dtype=wrong)
+    with pytest.raises(DiagnosticError, match="not an element type of O"):
+        attngen.define(dtype={"q": "bf16", "o": "fp8_e5m2"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from attngen.diagnostics import DiagnosticError
@@ -77,3 +79,28 @@ def test_the_index_of_a_logarithm_is_inside_if_a_clamp_says_so(far: str) -> None
     (spec,) = load_text(f"attention a {{ {declared} score s + table[h, where(n < 8, n, {far})] }}")
     sizes = {"batch": 1, "q_heads": 2, "kv_heads": 2, "q_len": 3000, "kv_len": 5000}
     check_obligations(spec, sizes, {})
+
+
+def test_each_tensor_may_have_an_element_type_of_its_own() -> None:
+    (stated,) = load_text("attention a { dtype q bf16  v fp8_e4m3  k fp8_e5m2  head_dim 64 }")
+    assert {t: d.name for t, d in stated.dtypes.items()} == {"q": "bf16", "k": "fp8_e5m2", "v": "fp8_e4m3", "o": "bf16"}
+    (alike,) = load_text("attention a { dtype q fp16 k fp16 o fp16 head_dim 64 }")
+    assert (alike,) == load_text("attention a { dtype fp16 head_dim 64 }")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "says", "position"),
+    [
+        ("k fp16", "no `dtype q`", (1, 15)),
+        ("q fp16 k fp16 k bf16", "`dtype k` is given twice", (1, 35)),
+        ("q fp16 o fp8_e4m3", "not an element type of O", (1, 30)),
+        ("q fp16 k fp8_e4m3fn", "did you mean `fp8_e4m3`", (1, 30)),
+        ("fp8_e4m3", "not an element type of Q, K and V", (1, 21)),
+        ("q int32", "not an element type of Q", (1, 23)),
+    ],
+)
+def test_mistakes_in_the_element_type_of_a_tensor(dtype: str, says: str, position: tuple[int, int]) -> None:
+    with pytest.raises(DiagnosticError, match=re.escape(says)) as refused:
+        load_text(f"attention a {{ dtype {dtype} head_dim 64 }}")
+    (found,) = refused.value.diagnostics
+    assert (found.span.line, found.span.column) == position

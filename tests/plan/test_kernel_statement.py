@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 import attngen
@@ -51,3 +53,32 @@ def test_the_text_that_torch_s_operator_keeps_has_the_same_plan(kernel: Schedule
     said = load_text(description.fixed_text(spec, schedule))[0]
     plans = choose(spec, ARCHES["sm_90a"], schedule), choose(said, ARCHES["sm_90a"])
     assert len({(p.keyword, p.block_q, p.block_kv, p.stages, p.warps) for p in plans}) == 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "wanted"),
+    [*product(["fused", "wgmma", "hopper", "decode"], [()]), *product(["fused", "hopper"], [("q", "k", "v")])],
+)
+def test_a_head_that_no_register_holds_is_refused_where_it_stands(schedule: str, wanted: tuple[str, ...]) -> None:
+    spec = attngen.define(head_dim=64, head_dim_v=264, dtype="bf16")
+    with pytest.raises(PlanRefusal, match=r"(?s)`head_dim`.*at most 256.*naive, tiled") as refused:
+        choose(spec, ARCHES["sm_90a"], schedule, wanted=wanted)
+    assert refused.value.diagnostics[0].statement == "head_dim"
+
+
+@pytest.mark.parametrize("wanted", [(), ("q", "k", "v")])
+def test_auto_takes_a_schedule_that_has_such_heads(wanted: tuple[str, ...]) -> None:
+    spec = attngen.define(head_dim=264, dtype="bf16")
+    plan = choose(spec, ARCHES["sm_90a"], wanted=wanted)
+    assert plan.keyword == "tiled"
+    assert "not fused: its heads have at most 256 elements" in [d.because for d in plan.decisions]
+    with pytest.raises(PlanRefusal, match=r"(?s)`head_dim`.*at most 576.*smaller head size"):
+        choose(attngen.define(head_dim=584, dtype="bf16"), ARCHES["sm_90a"], wanted=wanted)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "naive", "fused", "hopper", "decode"])
+def test_tensors_of_several_element_types_are_refused(schedule: str) -> None:
+    spec = attngen.define(head_dim=64, dtype={"q": "bf16", "v": "fp8_e4m3"})
+    with pytest.raises(PlanRefusal, match=r"(?s)`dtype`.*that of v is not that of q.*state one for all") as refused:
+        choose(spec, ARCHES["sm_90a"], schedule)
+    assert refused.value.diagnostics[0].statement == "dtype"

@@ -7,13 +7,12 @@ from typing import Literal, cast
 
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
-from attngen.plan.plan import Plan
+from attngen.plan.plan import LARGEST_HEAD, Plan
 from attngen.plan.register_table import Family, Spilled, counted, spilled_kernel
 from attngen.plan.room import Counted
 from attngen.plan.tile import Tile
 from attngen.plan.variants import SPECS, Variant, variant
 from attngen.schedules.parts.mma import MMA_ROWS, OPERAND_STATEMENTS, counted_head_size, operands
-from attngen.spec.attention import MAX_HEAD_DIM
 
 Copies = Literal["tma", "cp_async"]  # how K and V are copied: `templates/parts/decode/by_NAME.j2`
 KEYS = (32, 64)  # keys of the tiles that are compiled
@@ -33,7 +32,7 @@ def room(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_register
     """Whether registers suffice."""
     kernel, size = _as_spilled(facts, arch, tile, copies, q_in_registers), counted_head_size(facts, q_in_registers)
     if tile.block_kv <= SMALLEST_KEYS:
-        return Counted(MAX_HEAD_DIM, size)
+        return Counted(LARGEST_HEAD, size)
     family = Family("decode", kernel.variant, kernel.operands, MMA_ROWS, WARPS, STAGES, copies)
     return counted(kernel, size, tile.block_kv, family)
 

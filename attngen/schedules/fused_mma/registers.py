@@ -8,14 +8,13 @@ from typing import Literal, cast
 
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
-from attngen.plan.plan import Plan
+from attngen.plan.plan import LARGEST_HEAD, Plan
 from attngen.plan.register_table import Family, Spilled, counted, spilled_kernel
 from attngen.plan.room import Counted
 from attngen.plan.tile import Tile
 from attngen.plan.variants import DOCUMENTS, SPECS, without_dropout
 from attngen.schedules.fused_mma.needs import RANDOM_REGISTERS, row_blocks, staged_of
 from attngen.schedules.parts.mma import OPERAND_STATEMENTS, counted_head_size, operands
-from attngen.spec.attention import MAX_HEAD_DIM
 
 # The variants of which the table has rows, and those whose elements of keys are staged in shared memory.
 Row = Literal["closed", "closed,more", "keys", "keys,more", "staged", "staged,more", "distances", "pairs", "divided"]
@@ -68,9 +67,9 @@ def room(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool = False)
     """Whether registers suffice."""
     rows, split, size = 16 * row_blocks(tile), operands(facts.spec).split, counted_head_size(facts, q_in_registers)
     if facts.spec.dropout is not None:
-        size = min(size + 2 * RANDOM_REGISTERS // row_blocks(tile), MAX_HEAD_DIM)  # as many columns of O
+        size = min(size + 2 * RANDOM_REGISTERS // row_blocks(tile), LARGEST_HEAD)  # as many columns of O
     if split and tile.block_kv <= SMALLEST_KEYS:
-        return Counted(MAX_HEAD_DIM, size)
+        return Counted(LARGEST_HEAD, size)
     if tile.warps > MOST_WARPS:
         return Counted(0, size)
     warps, stages = WARPS if split or tile.warps >= WARPS else FEW_WARPS, 1 if split else tile.stages

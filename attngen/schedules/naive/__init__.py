@@ -1,6 +1,6 @@
 """The schedule `naive`, as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import WIDEST_HEAD, Schedule
 from attngen.schedules.naive import plan, shown
 from attngen.schedules.naive.context import Naive
 
@@ -8,6 +8,7 @@ NAIVE = Schedule(
     name="naive",
     keyword="naive",
     summary="The textbook: three plain kernels with the scores in global memory, a thread per output element.",
+    largest_head=WIDEST_HEAD,
     propose=plan.propose,
     is_tiled=False,
     is_fused=False,

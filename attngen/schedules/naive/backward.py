@@ -1,6 +1,6 @@
 """The backward of the schedule `naive`, as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import WIDEST_HEAD, Schedule
 from attngen.schedules.naive import backward_plan, backward_shown
 from attngen.schedules.naive.backward_context import NaiveBackward
 from attngen.schedules.parts.unfused_backward import timeline
@@ -10,6 +10,7 @@ NAIVE_BACKWARD = Schedule(
     keyword="naive",
     direction="backward",
     summary="The textbook of gradients: a plain kernel for each equation, a thread per element of each gradient.",
+    largest_head=WIDEST_HEAD,
     propose=backward_plan.propose,
     is_tiled=False,
     is_fused=False,

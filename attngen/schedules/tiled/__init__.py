@@ -1,6 +1,6 @@
 """The schedule `tiled`, as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import WIDEST_HEAD, Schedule
 from attngen.schedules.tiled import plan, shown
 from attngen.schedules.tiled.context import Tiled
 
@@ -8,6 +8,7 @@ TILED = Schedule(
     name="tiled",
     keyword="tiled",
     summary="The naive kernels with tiles in shared memory and in registers; tiles that the mask leaves empty are skipped.",
+    largest_head=WIDEST_HEAD,
     propose=plan.propose,
     tiles=plan.tiles,
     is_fused=False,

@@ -1,6 +1,6 @@
 """The backward of the schedule `tiled`, as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import WIDEST_HEAD, Schedule
 from attngen.schedules.parts.unfused_backward import timeline
 from attngen.schedules.tiled import backward_plan, backward_shown
 from attngen.schedules.tiled.backward_context import TiledBackward
@@ -10,6 +10,7 @@ TILED_BACKWARD = Schedule(
     keyword="tiled",
     direction="backward",
     summary="The naive backward's kernels with tiles in shared memory and in registers; empty tiles are skipped.",
+    largest_head=WIDEST_HEAD,
     propose=backward_plan.propose,
     is_fused=False,
     context=TiledBackward,

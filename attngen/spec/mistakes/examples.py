@@ -55,7 +55,7 @@ EXAMPLES: dict[str, Example] = {
     "E108": Example(
         "Rows are copied 16 bytes at a time, 8 elements of 16 bits.", "dtype fp16 head_dim 100", "dtype fp16 head_dim 96"
     ),
-    "E109": Example("Wider rows fit no tile.", "dtype fp16 head_dim 512", "dtype fp16 head_dim 256"),
+    "E109": Example("Rows are read 8 elements at a time.", "dtype fp16 head_dim 4", "dtype fp16 head_dim 8"),
     "E110": Example("Without `heads`, the tensors of a call determine their numbers.", "heads 0", "heads 8"),
     "E111": Example(
         "Names of an attention share one space, with those that generated code derives from them.",

@@ -99,14 +99,13 @@ class HeadDimNotMultiple(Diagnostic):
     above: int
 
 
-class HeadDimOutOfRange(Diagnostic):
+class HeadDimTooSmall(Diagnostic):
     code: ClassVar[str] = "E109"
-    title: ClassVar[str] = "head size {size} is out of range"
-    label: ClassVar[str] = "the range is 8 to {limit}"
-    help: ClassVar[str] = "use a multiple of 8 from 8 to {limit}"
+    title: ClassVar[str] = "head size {size} is too small"
+    label: ClassVar[str] = "the smallest is 8"
+    help: ClassVar[str] = "use a multiple of 8"
 
     size: int
-    limit: int
 
 
 class NoHeads(Diagnostic):
