@@ -41,7 +41,8 @@ class FusedMmaBackwardPlan:
     """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
 
     kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
-    part: int  # columns of S and dP that are multiplied at once: their sums are in registers
+    # columns of S and dP that are multiplied at once
+    part: int = choice("PART", lambda own, facts: (str(own.part), WHY_PART), kw_only=True)
     split: Split  # the type of the two parts of each number; empty: numbers are not split
     idle_copiers: bool = choice("copying threads", WHY_IDLE, kw_only=True)  # some threads copy nothing
     chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
@@ -59,7 +60,7 @@ def own_plan(
     copied, threads = chunk(facts.spec), 32 * tile.warps
     idle = any(threads % (width // copied) for width in widths)
     split, delta = operands(facts.spec).split, delta_of(facts)
-    return FusedMmaBackwardPlan(kernels, part, split, copied, *widths, dq, delta, idle_copiers=idle, **more)
+    return FusedMmaBackwardPlan(kernels, split, copied, *widths, dq, delta, part=part, idle_copiers=idle, **more)
 
 
 def widths(spec: AttentionSpec) -> tuple[int, int]:
@@ -117,7 +118,7 @@ def last_decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwa
     elif tile.stages == 1:
         why_stages = "with two, fewer blocks fit a multiprocessor, and another block multiplies while this one waits"
     yield Decision("stages", str(tile.stages), why_stages, origin_of(facts.spec.kernel.stages))
-    yield Decision("PART", str(own.part), "columns of S and dP at once: their registers fit beside those of the gradients")
+    yield from decided(own, facts, "part")
     yield Decision("blocks per SM", str(blocks_of_an_sm(facts, arch, tile, room)), WHY_BLOCKS)
     yield from decided(own, facts, "idle_copiers")
     yield Decision("rows in shared memory", f"padded by {own.chunk}", WHY_PAD)
@@ -128,4 +129,5 @@ def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile, room: Room) -> int
     return min(arch.shared_per_sm // (room(facts, tile) + arch.shared_reserved), max(1, WARPS_OF_AN_SM // tile.warps))
 
 
+WHY_PART = "columns of S and dP at once: their registers fit beside those of the gradients"
 WHY_BLOCKS = "this limits the registers of a thread; without the limit, the compiler spills some to make room for more blocks"
