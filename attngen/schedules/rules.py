@@ -23,18 +23,17 @@ from attngen.spec.attention import KernelRequest
 class Rule:
     """A rule of the table, as it applies to one spec on one architecture."""
 
-    serves: str  # which calls, in words
     points: tuple[Any, ...]  # what it selects from
     when: Callable[[Problem], Any]  # the point for the lengths of a call; None: it does not serve them
-    plan: Callable[[Plan, Any], Plan]  # the plan of a point, by the usual one
+    plan: Callable[[Plan, Any], Plan]  # the plan of a point, from the usual one
     note: Decision | None = None  # what the usual plan says of it
     has_backward: bool = True  # a backward can read what its forwards save
-    is_special: bool = True  # it serves some lengths alone
+    is_special: bool = True  # its plans are not those of other tiles of the usual schedule
 
 
 def rules_of(usual: Plan) -> tuple[Rule, ...]:
     """The rules that apply to the spec of `usual`, in order."""
-    return tuple(rule for make in TABLE if (rule := make(usual)) is not None)
+    return tuple(rule for make in (few_rows, short_rows, fastest_tile) if (rule := make(usual)) is not None)
 
 
 def _leaves_open(facts: SpecFacts) -> bool:
@@ -42,25 +41,16 @@ def _leaves_open(facts: SpecFacts) -> bool:
     return facts.spec.kernel == facts.spec.kernel.bare("auto")
 
 
-# few rows and many keys
-
-
 def few_rows(usual: Plan) -> Rule | None:
-    """Keys are split over blocks."""
-    facts = usual.facts
-    if facts.wanted or not _leaves_open(facts) or not DECODE.suits(facts, usual.arch):
+    """Few rows and many keys: decode splits keys over blocks."""
+    facts, arch = usual.facts, usual.arch
+    if facts.wanted or not _leaves_open(facts) or not DECODE.suits(facts, arch):
         return None
 
-    def plan(usual: Plan, point: bool) -> Plan:
-        return DECODE.plan(usual.facts, usual.arch)
+    def when(problem: Problem) -> str | None:
+        return decode.FEW if decode.is_for(problem) else None
 
-    def when(problem: Problem) -> bool | None:
-        return decode.is_for(problem) or None
-
-    return Rule(decode.FEW, (True,), when, plan, note=Decision(*decode.FOR_AUTO), has_backward=False)
-
-
-# many short rows
+    return Rule((decode.FEW,), when, lambda *_: DECODE.plan(facts, arch), Decision(*decode.FOR_AUTO), has_backward=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +72,23 @@ WHY_SHORT = "their tiles are small, and an SM computes several of them side by s
 
 
 def short_rows(usual: Plan) -> Rule | None:
-    """`fused` with tiles of their size, such as for windows of an image: a tile of 128 rows is half empty there, and the
-    persistent kernels compute one work tile after the other, where an SM has room for several small blocks.
+    """Many short rows, such as those of windows of an image: fused, with tiles of their size. A tile of 128 rows is half empty
+    there, and the persistent kernels compute one work tile after the other, where an SM has room for several small blocks.
 
     It is measured for 16-bit numbers, every sequence in a place of its own. A call has a head for each SM at least, those of
     the whole batch counted.
     """
-    spec = usual.facts.spec
-    may = _leaves_open(usual.facts) and spec.kernel.is_planned and FUSED in keywords_of(usual.facts, usual.arch)
+    facts, spec = usual.facts, usual.facts.spec
+    may = _leaves_open(facts) and spec.kernel.is_planned and FUSED in keywords_of(facts, usual.arch)
     if not may or spec.dtype.bytes > 2 or spec.kernel.storage not in ("dense", "packed"):
         return None
     points = next((found for size, found in SHORT_ROWS.items() if max(spec.head_dim, spec.head_dim_v) <= size), ())
 
     def when(problem: Problem) -> ShortRows | None:
-        if problem.heads < problem.multiprocessors:
-            return None
-        return next((short for short in points if max(problem.rows, problem.keys) <= short.most), None)
+        fills = problem.heads >= problem.multiprocessors
+        return next((short for short in points if fills and max(problem.rows, problem.keys) <= short.most), None)
 
-    return Rule("short rows of many heads", points, when, _of_short_rows) if points else None
+    return Rule(points, when, _of_short_rows) if points else None
 
 
 def _of_short_rows(usual: Plan, short: ShortRows) -> Plan:
@@ -121,23 +110,16 @@ def _with_kernel(usual: Plan, kernel: KernelRequest) -> Plan:
     return plan_of(facts_of(replace(facts.spec, kernel=kernel), facts.wanted, facts.deterministic), usual.arch)
 
 
-# all other lengths
-
-
 def fastest_tile(usual: Plan) -> Rule | None:
-    """The tile of the usual schedule that a model of its time finds the fastest."""
-    choice, make = usual.schedule.by_lengths(usual.facts), usual.schedule.propose_tile
+    """All other lengths: the tile of the usual schedule that a model of its time finds the fastest."""
+    choice = usual.schedule.by_lengths(usual.facts)
     if choice is None:
         return None
-    assert make is not None
-
-    def plan(usual: Plan, tile: Tile) -> Plan:
-        return make(usual.schedule, usual.facts, usual.arch, tile)
-
     others = ", ".join(f"{t.block_q} x {t.block_kv}" for t in choice.tiles if t != usual.tile)
-    note = Decision("other tiles", others, WHY_OTHERS) if others else None
-    return Rule("all lengths", choice.tiles, choice.fastest, plan, note, is_special=False)
+    note = Decision("other tiles", others, "used instead for calls whose lengths make them faster") if others else None
+    return Rule(choice.tiles, choice.fastest, _of_tile, note, is_special=False)
 
 
-WHY_OTHERS = "used instead for calls whose lengths make them faster"
-TABLE: tuple[Callable[[Plan], Rule | None], ...] = (few_rows, short_rows, fastest_tile)
+def _of_tile(usual: Plan, tile: Tile) -> Plan:
+    assert usual.schedule.propose_tile is not None
+    return usual.schedule.propose_tile(usual.schedule, usual.facts, usual.arch, tile)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attngen.plan.arch import Arch, Feature
+from attngen.plan.choices import choice, decided
 from attngen.plan.decisions import rough_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
@@ -28,6 +29,7 @@ BLOCKS = 1  # per SM, as the number of splits counts them: an SM has room for on
 AHEAD: dict[Copies, int] = {"tma": 48 << 10, "cp_async": 80 << 10}
 Q_REGISTERS = 32  # per thread: with more, fragments of Q are read from shared memory for each tile
 WIDE = 128  # a head size of V
+WHY_EARLY = "blocks start before the previous kernel ends and wait for its end, which saves the time between kernels"
 OUTPUT_PAD = 8  # fp32 numbers at the end of each row of O in shared memory
 # (keys of a warp's tile, stages, warps)
 SHAPES: dict[Copies, tuple[tuple[int, int, int], ...]] = {
@@ -44,7 +46,7 @@ class DecodePlan(mma.MmaPlan):
 
     splits: Splits  # how many blocks the keys of a tile of rows are split over
     copies: Copies
-    early: bool  # whether a kernel starts while the one before it runs
+    early: bool = choice("launch", {True: ("programmatic dependent launch", WHY_EARLY)})  # a kernel starts while another runs
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
@@ -186,8 +188,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         Decision("schedule", "decode", f"{t} on tensor cores (mma.sync, which {arch.name} has), for few rows and many keys"),
         Decision("auto takes it", f"for calls of {FEW}", WHY_AUTO),
         *rough_decisions(facts),
-        *([Decision("launch", "programmatic dependent launch", WHY_EARLY)] if own.early else []),
-        *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
+        *decided(own, facts, "early", "split"),
         *([Decision("steps of Q K^T side by side", str(unrolled), WHY_UNROLLED)] if numbers.split else []),
         Decision("rows", "those of all heads that share keys", WHY_PACKED),
         tile_decision(spec, tile, "the rows of one product, and the keys of a warp"),
@@ -237,7 +238,6 @@ WHY_ALONE: dict[Copies, str] = {
     "cp_async": "more blocks would read memory in smaller pieces, which is slower",
 }
 WHY_UNROLLED = "a step waits for its six products in turn, and there is one warp for each part of an SM that multiplies"
-WHY_EARLY = "blocks start before the previous kernel ends and wait for its end, which saves the time between kernels"
 WHY_PACKED = "keys are read once for all of them; a product has 16 rows even if there are fewer"
 WHY_SPLITS = ("by sizes and multiprocessors", "as many as keep all multiprocessors reading keys until the end")
 WHY_INVARIANT = (

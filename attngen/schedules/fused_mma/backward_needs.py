@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import TermSum, term_sums
+from attngen.plan.choices import choice, decided
 from attngen.plan.decisions import wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
@@ -16,7 +17,7 @@ from attngen.plan.saved import Delta, delta_of, row_values
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.schedules.fused_mma.needs import WHY_IDLE
-from attngen.schedules.parts.mma import MMA_ROWS, WHY_PAD, Split, chunk, operands
+from attngen.schedules.parts.mma import MMA_ROWS, WHY_PAD, Split, chunk, of_products, operands
 from attngen.spec.attention import AttentionSpec
 
 OF_KEYS = ("dk_dv", "dk", "dv")  # the kernels that own keys; the first has dS
@@ -42,9 +43,10 @@ class FusedMmaBackwardPlan:
     """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
 
     kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
-    part: int  # columns of S and dP that are multiplied at once: their sums are in registers
+    # columns of S and dP that are multiplied at once
+    part: int = choice("PART", lambda own, facts: (str(own.part), WHY_PART), kw_only=True)
     split: Split  # the type of the two parts of each number; empty: numbers are not split
-    idle_copiers: bool  # some threads copy nothing: a row's chunks do not divide the number of threads
+    idle_copiers: bool = choice("copying threads", WHY_IDLE, kw_only=True)  # some threads copy nothing
     chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
     qk_width: int  # elements per row of Q or K in shared memory, without the padding
     v_width: int
@@ -60,7 +62,7 @@ def own_plan(
     copied, threads = chunk(facts.spec), 32 * tile.warps
     idle = any(threads % (width // copied) for width in widths)
     split, delta = operands(facts.spec).split, delta_of(facts)
-    return FusedMmaBackwardPlan(kernels, part, split, idle, copied, *widths, dq, delta, **more)
+    return FusedMmaBackwardPlan(kernels, split, copied, *widths, dq, delta, part=part, idle_copiers=idle, **more)
 
 
 def widths(spec: AttentionSpec) -> tuple[int, int]:
@@ -102,11 +104,10 @@ def values_of_rows(facts: SpecFacts, tile: Tile) -> SharedBuffer:
 
 def first_decisions(facts: SpecFacts, arch: Arch) -> Iterator[Decision]:
     """What both forms say first."""
-    numbers = operands(facts.spec)
     yield Decision("schedule", "fused_mma_backward", f"{facts.spec.dtype} on tensor cores (mma.sync, which {arch.name} has)")
     yield wanted_decision(facts)
-    if numbers.split:
-        yield Decision("products", numbers.products, numbers.because)
+    if words := of_products(facts.spec):
+        yield Decision("products", *words)
 
 
 def last_decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPlan, room: Room) -> Iterator[Decision]:
@@ -119,10 +120,9 @@ def last_decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwa
     elif tile.stages == 1:
         why_stages = "with two, fewer blocks fit a multiprocessor, and another block multiplies while this one waits"
     yield Decision("stages", str(tile.stages), why_stages, origin_of(facts.spec.kernel.stages))
-    yield Decision("PART", str(own.part), "columns of S and dP at once: their registers fit beside those of the gradients")
+    yield from decided(own, facts, "part")
     yield Decision("blocks per SM", str(blocks_of_an_sm(facts, arch, tile, room)), WHY_BLOCKS)
-    if own.idle_copiers:
-        yield Decision("copying threads", "not all", WHY_IDLE)
+    yield from decided(own, facts, "idle_copiers")
     yield Decision("rows in shared memory", f"padded by {own.chunk}", WHY_PAD)
 
 
@@ -131,4 +131,5 @@ def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile, room: Room) -> int
     return min(arch.shared_per_sm // (room(facts, tile) + arch.shared_reserved), max(1, WARPS_OF_AN_SM // tile.warps))
 
 
+WHY_PART = "columns of S and dP at once: their registers fit beside those of the gradients"
 WHY_BLOCKS = "this limits the registers of a thread; without the limit, the compiler spills some to make room for more blocks"

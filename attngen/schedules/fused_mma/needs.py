@@ -13,7 +13,7 @@ from attngen.spec.attention import AttentionSpec
 RANDOM_REGISTERS = 16  # for dropout: the words of a call of Philox, and what they become
 CAPTURED_REGISTERS = 10  # addresses of captured tensors, and indices into them, where registers are estimated
 TILE_WORDS = 2  # words of 32 tiles that a warp has classified: which are visited, which are full
-WHY_IDLE = "the 16-byte chunks of a row do not divide the number of threads"
+WHY_IDLE = {True: ("not all", "the 16-byte chunks of a row do not divide the number of threads")}
 
 
 def row_blocks(tile: Tile) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
 from attngen.plan.captured_staging import pair_elements
+from attngen.plan.choices import choice, decided
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule, origin_of
@@ -60,8 +61,8 @@ WHY_PAIRS = "a load of 4 bytes before Q K^T, in full tiles, if rows begin at mul
 class FusedMmaPlan(mma.MmaPlan):
     """The choices of this schedule beside its tile."""
 
-    copies_between_steps: bool  # copies are issued between the steps of a tile's products, not before them
-    idle_copiers: bool  # some threads copy nothing: a row's chunks do not divide the number of threads
+    copies_between_steps: bool = choice("copies", {True: ("between products", WHY_BETWEEN)})  # of a tile; else before them
+    idle_copiers: bool = choice("copying threads", needs.WHY_IDLE)  # some threads copy nothing
     one_stage_because: str  # why there is one stage, if the reason is that there is no room for two
 
 
@@ -153,37 +154,36 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
     staged = replace(needs.staged_of(facts, tile), pairs=pair_elements(spec).pairs)
     numbers = operands(spec)
     pad, t = chunk(spec), spec.dtype.name
-    between, idle = copies_between_steps(spec, tile), idle_copiers(spec, tile)
+    between = copies_between_steps(spec, tile)
     beside = f"V is copied during Q K^T, the next K during {'' if between else WEIGHING[spec.normalize]}P V"
     why_stages = beside if stages == 1 else "the next K and V are copied while these are used"
     rows = MMA_ROWS * needs.row_blocks(tile)
     shared = ", and a fragment of K or V serves two products" if rows > MMA_ROWS else ""
     blocks, room = blocks_told(facts, arch, tile), needs.blocks_of_an_sm(facts, arch, tile)
     room_for = f" an SM has room for {counted(room, 'block')}"
-    decisions = (
-        Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
-        *score_decisions(facts),
-        *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
-        tile_decision(spec, tile, why + room_for),
-        Decision("warps", str(tile.warps), f"{rows} rows each: no warp needs the scores of another{shared}"),
-        Decision("stages", str(stages), why_stages, origin_of(spec.kernel.stages)),
-        Decision("Q", "in registers" if holds else "in shared memory", _why_q(spec, tile, holds), origin_of(spec.kernel.q)),
-        *([Decision("copies", "between products", WHY_BETWEEN)] if between else []),
-        *([Decision("copying threads", "not all", needs.WHY_IDLE)] if idle else []),
-        *([Decision("partial sums", f"of {16 * mma.summed(tile)} keys", WHY_SUMMED)] if numbers.split else []),
-        *([Decision("blocks per SM", str(blocks), WHY_BLOCKS)] if blocks else []),
-        *([Decision("key vectors", "in shared memory", WHY_KEYS)] if staged.keys else []),
-        *(Decision(expression_to_text(e.gather), "two keys at once", WHY_PAIRS) for e in staged.pairs),
-        Decision("rows in shared memory", f"padded by {pad}", mma.WHY_PAD),
-    )
     own = FusedMmaPlan.of(
         spec,
         tile,
         q_in_registers=holds,
         copies_between_steps=between,
-        idle_copiers=idle,
+        idle_copiers=idle_copiers(spec, tile),
         unrolled=1,  # more would take registers; other warps fill the time that a product takes
         one_stage_because=one_stage_because(facts, arch, tile),
+    )
+    decisions = (
+        Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
+        *score_decisions(facts),
+        *decided(own, facts, "split"),
+        tile_decision(spec, tile, why + room_for),
+        Decision("warps", str(tile.warps), f"{rows} rows each: no warp needs the scores of another{shared}"),
+        Decision("stages", str(stages), why_stages, origin_of(spec.kernel.stages)),
+        Decision("Q", "in registers" if holds else "in shared memory", _why_q(spec, tile, holds), origin_of(spec.kernel.q)),
+        *decided(own, facts, "copies_between_steps", "idle_copiers"),
+        *([Decision("partial sums", f"of {16 * mma.summed(tile)} keys", WHY_SUMMED)] if numbers.split else []),
+        *([Decision("blocks per SM", str(blocks), WHY_BLOCKS)] if blocks else []),
+        *([Decision("key vectors", "in shared memory", WHY_KEYS)] if staged.keys else []),
+        *(Decision(expression_to_text(e.gather), "two keys at once", WHY_PAIRS) for e in staged.pairs),
+        Decision("rows in shared memory", f"padded by {pad}", mma.WHY_PAD),
     )
     return planned(schedule, facts, arch, tile, decisions, needs.buffers(facts, tile), own, blocks=blocks, staged=staged)
 

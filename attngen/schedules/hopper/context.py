@@ -11,13 +11,14 @@ from attngen.emit.program import MULTIPROCESSORS, Parameter
 from attngen.plan import bounded_scores
 from attngen.plan.axes import KEYS
 from attngen.schedules.hopper import plan as hopper
+from attngen.schedules.hopper.choices import HopperPlan, heavy
 from attngen.schedules.parts.tma_context import ByTma, argument_members, box_constant, pair_lanes
 from attngen.schedules.parts.wgmma import WARPGROUP_ROWS
 from attngen.spec.operator import ZERO
 
 
 class Hopper(ByTma):
-    own: hopper.HopperPlan
+    own: HopperPlan
 
     def kernels(self) -> dict[str, KernelText]:
         parameters = [
@@ -88,7 +89,7 @@ class Hopper(ByTma):
             least, most = bounded_scores.LEAST, bounded_scores.MOST
             what = f"subtracted from exponents instead of a maximum: weights stay between 2^{least:.0f} and 2^{most:.0f}"
             return [ConstantLine("SHIFT", f"{self.own.shift}f", what, ctype="float")]
-        adapts, keys = self.own.adaptive_threshold, hopper.heavy(self.own.row_sums)
+        adapts, keys = self.own.adaptive_threshold, heavy(self.own.row_sums)
         return [
             *self.slack(", at most" if adapts else ""),
             ConstantLine("HEAVY", f"{keys}.0f", "keys: a weight like all theirs is not rounded", ctype="float"),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from attngen.diagnostics import counted
 from attngen.plan.affine_scores import AffineScore
 from attngen.plan.arch import Arch
 from attngen.plan.axes import ROWS
 from attngen.plan.captured_staging import Staged
+from attngen.plan.choices import decided
 from attngen.plan.decisions import WHY_PAIRS, maximum_decisions, score_decisions
 from attngen.plan.distances import divides_places
 from attngen.plan.facts import SpecFacts
@@ -21,38 +22,15 @@ from attngen.plan.tile_search import fitting, pick_tile, planned, tile_decision
 from attngen.schedules.hopper import needs
 from attngen.schedules.hopper import tiles as hopper_tiles
 from attngen.schedules.hopper.by_lengths import ByLengths
+from attngen.schedules.hopper.choices import BesideLast, HopperPlan, RowSums
 from attngen.schedules.hopper.tiles import MaskClass, TileTiming, consumers
-from attngen.schedules.parts.wgmma import SLAB, WARPGROUP_ROWS, WHY_SLABS, refuse, slabs
+from attngen.schedules.parts.wgmma import SLAB, WARPGROUP_ROWS, WHY_SLABS, refuse
 from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.expr import names_in
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text
 
 T = TypeVar("T")
-RowSums = Literal["products", "weights, the heaviest rounded", "weights"]
-BesideLast = Literal["next scores", "next work tile", "nothing"]
-
-
-@dataclass(frozen=True, slots=True)
-class HopperPlan:
-    """Warp specialization: one warpgroup copies, `consumers` others multiply 64 rows each."""
-
-    consumers: int
-    producer_registers: int  # per thread
-    consumer_registers: int
-    q_in_registers: bool
-    output_slabs: int  # slabs of a warp's rows that are copied out at once
-    row_sums: RowSums  # the softmax denominator: by products of P with columns of ones beside V, or by each thread
-    shift: float | None  # subtracted from the exponents (of 2) of all scores instead of a row maximum; None: there is one
-    per_consumer_range: bool  # a consumer multiplies the tiles that have keys for its own rows, not all of the block's
-    from_first_tile: bool  # a work tile's tiles are visited from the first to the last, else from the last to the first
-    adaptive_threshold: bool  # the score that forces a rescale depends on the weights of a row's first tile
-    beside_last: BesideLast  # what a consumer does beside the last P V of a work tile
-    replaces_output: bool  # the first P V of a work tile replaces O, instead of adding to zeros
-    values_after_queries: bool  # the copies of a work tile's V wait for its Q
-    warp_loads_keys: bool  # all lanes of the producer's first warp classify tiles or read key vectors; else one thread copies
-    warps_release: bool  # each warp of a consumer releases a stage; else one thread of it
-    pair_slots: int  # tiles of an element of pairs that each consumer has in shared memory; 0: each pair reads its own
 
 
 ONES = 8  # columns beside V: the step of a wgmma's N
@@ -85,15 +63,6 @@ def from_first_tile(facts: SpecFacts) -> bool:
     first; or if the score falls from key to key, since a row maximum that rises with each tile rescales O each time."""
     falls = facts.affine_score is not None and facts.affine_score.falls
     return facts.bounds.per_tile or (falls and facts.spec.normalize == "softmax")
-
-
-def heavy(row_sums: RowSums) -> int:
-    """Number of average keys whose weights together equal the weight at an adaptive threshold.
-
-    A smaller number gives smaller errors and more rescaling; measured by `benchmarks/hopper.py --only plain,errors`. Sums of
-    rounded weights tolerate a larger one, and so do long rows, whose other errors grow with the root of the number of keys.
-    """
-    return 64 if row_sums == "products" else 32
 
 
 def row_sums(facts: SpecFacts, arch: Arch, tile: Tile) -> RowSums:
@@ -211,19 +180,9 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
 def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why: str = WHY_LENGTHS) -> Plan:
     """The plan of a tile that fits; `why` it was chosen."""
     spec, own, affine = facts.spec, choices(facts, arch, tile), added_once(facts)
-    t, out, of_v, keys = spec.dtype.name, own.output_slabs, slabs(spec.head_dim_v), heavy(own.row_sums)
+    t, out = spec.dtype.name, own.output_slabs
     staged = replace(facts.staged, pairs=needs.staged_pairs(facts)) if own.pair_slots else facts.staged
-    slack = f"a row's own, up to the weight of {keys} keys, or more where there are many"
-    why_q = (
-        f"its fragments take {needs.q_registers(spec)} registers a thread"
-        + "; its buffer is free for the next work tile" * own.q_in_registers
-    )
-    where = "in registers" if own.q_in_registers else "in shared memory"
-    why_out = "of 64 columns; TMA copies them to global memory in the background" + (
-        "" if out == of_v else "; there is no room for more"
-    )
     why_registers = f"copying needs few; about {needs.registers(facts, tile)} hold O, S and P"
-    falls = own.from_first_tile and not facts.bounds.per_tile
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
         *score_decisions(facts),
@@ -233,13 +192,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why:
         tile_decision(spec, tile, why),
         Decision("stages", str(tile.stages), "later tiles are copied while one is used"),
         Decision("registers", f"{own.producer_registers} and {own.consumer_registers} a thread", why_registers),
-        Decision("Q", where, why_q),
-        *([Decision("order of tiles", "from the first to the last", WHY_FALLS)] if falls else []),
-        *([Decision("consumers' tiles", "each its own", WHY_OWN)] if own.per_consumer_range else []),
-        *([Decision("row sums", *WHY_SUMS[own.row_sums])] if spec.normalize == "softmax" else []),
-        *([Decision("slack", slack, WHY_SLACK)] if own.adaptive_threshold else []),
-        *pipeline_decisions(own),
-        Decision("O in shared memory", f"{out} of {of_v} slabs a warp", why_out),
+        *decided(own, facts),
         Decision("blocks", "one for each SM", WHY_PERSISTENT),
         Decision("swizzle", "128 bytes", WHY_SLABS),
         *staging_decisions(staged, own.pair_slots),
@@ -262,21 +215,6 @@ def replaces_output(facts: SpecFacts) -> bool:
     return facts.shift is None and not any(e.in_score for e in facts.staged.keys)
 
 
-def pipeline_decisions(plan: HopperPlan) -> Iterator[Decision]:
-    yield Decision("during the last P V", *WHY_BESIDE[plan.beside_last])
-    if plan.replaces_output:
-        yield Decision("first P V", "replaces O", "O need not be set to zero before it")
-    else:
-        yield Decision("first P V", "adds to O", "no register is left for a flag")
-    if not plan.q_in_registers:
-        order = WHY_IN_ORDER if plan.values_after_queries else WHY_AT_ONCE
-        yield Decision("first copy of V", "after Q" if plan.values_after_queries else "at once", order)
-    if plan.warp_loads_keys:
-        yield Decision("keys", "by a warp", "its lanes classify tiles or read key vectors together, and one copies")
-    if plan.warps_release:
-        yield Decision("stages released", "by each warp", WHY_WARPS)
-
-
 def staging_decisions(own: Staged, pair_slots: int) -> Iterator[Decision]:
     if own.keys:
         vectors = ", ".join(expression_to_text(e.gather) for e in own.keys)
@@ -289,39 +227,11 @@ def staging_decisions(own: Staged, pair_slots: int) -> Iterator[Decision]:
         yield Decision(expression_to_text(e.gather), where, WHY_PAIRS)
 
 
-WHY_SUMS: dict[RowSums, tuple[str, str]] = {
-    "products": ("by P V", "columns of ones beside V: threads add no weights, and the sum is that of the rounded weights of P"),
-    "weights, the heaviest rounded": (
-        "by threads",
-        "of the weights, the heaviest of each lane as P rounds it: this rounding then moves O less",
-    ),
-    "weights": ("by threads", "of the weights before rounding"),
-}
-WHY_BESIDE: dict[BesideLast, tuple[str, str]] = {
-    "next scores": (
-        "the next work tile's Q K^T",
-        "its Q is in registers by then, so the tensor cores work while O is stored",
-    ),
-    "next work tile": ("the next coordinates", "the latency of reading them is hidden"),
-    "nothing": (
-        "nothing",
-        "tiles after a consumer's own are skipped first: the next work tile is published when all keys of this one are copied",
-    ),
-}
 WHY_GROUPS = "compute 64 rows each: one computes weights while the products of another run"
 WHY_PERSISTENT = "a persistent kernel: each block takes work tiles from a counter, those with the most keys first"
-WHY_IN_ORDER = "Q and the first keys are needed first"
-WHY_AT_ONCE = "Q of the slowest of more than two consumers would hold up the values of the others"
-WHY_WARPS = "each waits for its own lanes' reads of the stage, or for a tile that it skips"
-WHY_OWN = (
-    "a tile has fewer keys than a block has rows, so some tiles have no key for a consumer's 64 rows: it skips these; "
-    "consumers take turns with the rows, so that each has as much to do"
-)
-WHY_SLACK = "a score that would weigh more becomes the maximum: its weight is then 1, which rounding does not change"
 WHY_KEYS = (
     "in shared memory: the producer reads them while it waits for a stage, where a consumer would read each pair's from global "
     "memory between its products"
 )
 WHY_AFFINE = "affine in k: each key adds a multiple of the slope, where each pair would convert its distance to a float"
-WHY_FALLS = "the score falls from key to key: a row maximum that rose with each tile would rescale O each time"
 WHY_TILE = "the first preferred tile whose O, S and P fit a consumer's registers, and whose stages fit shared memory"

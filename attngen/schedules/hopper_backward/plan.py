@@ -10,6 +10,7 @@ from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
 from attngen.plan.captured_staging import NOTHING, Staged, pair_elements
 from attngen.plan.captured_sums import is_ds
+from attngen.plan.choices import choice, decided
 from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.plan.decisions import WHY_PAIRS, addition_decisions, saved_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
@@ -29,6 +30,7 @@ from attngen.spec.gradient import QKV
 from attngen.spec.operator import FLOAT_ONE
 
 Dq = Literal["own kernel", "additions", ""]  # the last: it is not wanted
+WHY_HELD = "operands of S and dP that stay for all tiles; from shared memory, each product would read them again"
 Registers = tuple[int, int]  # per thread of the producer, and of a consumer
 
 
@@ -45,7 +47,8 @@ class HopperBackwardPlan:
     row_registers: Registers
     row_numbers: int  # numbers per row that all its tiles need
     output_slabs: int  # slabs of a warp's rows of a gradient, on their way to global memory; 0: they go out over an operand
-    keys_in_registers: bool = False  # the keys and values that a block of the kernel of keys holds are operands in registers
+    # the keys and values that a block of the kernel of keys holds are operands in registers
+    keys_in_registers: bool = choice("keys of a block", {True: ("in registers", WHY_HELD)}, default=False)
     dq_parts: Literal["rows", "columns", ""] = ""  # what a consumer's part of a tile of dQ is; additions only
     dq_registers: int = 0  # per thread, for that part
     dq_columns: int = 0  # sums of a row of dQ
@@ -399,8 +402,7 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
     else:
         shape = f"{own.held} held, {rows_of(facts)} visited at a time"
         yield Decision("keys and rows", shape, "S, dP and the sums of 64 keys fit the registers of a warpgroup")
-    if own.keys_in_registers:
-        yield Decision("keys of a block", "in registers", WHY_HELD)
+    yield from decided(own, facts, "keys_in_registers")
     yield Decision("stages", str(stages), "later tiles are copied while one is used", origin_of(facts.spec.kernel.stages))
     used = {"dk_dv": own.key_registers, "dq": own.row_registers}
     splits = sorted({f"{used[n][0]} and {used[n][1]}" for n in own.kernels if n in used})
@@ -430,5 +432,4 @@ WHY_LATER = "when both consumers have written their dS long ago: neither waits f
 WHY_PARTS = "their sums of dK and dV are added in a fixed order by a kernel; a call with enough work tiles does not launch it"
 WHY_CLEARED = "wgmma multiplies whole tiles, and 0, the weight of an excluded pair, times NaN is NaN"
 WHY_WRITTEN = "dQ needs dS in shared memory: two warps write it to global memory beside the products"
-WHY_HELD = "operands of S and dP that stay for all tiles; from shared memory, each product would read them again"
 WHY_SWIZZLE = "tiles in slabs of 64 columns, chunks of 16 bytes permuted: neither TMA nor wgmma meets a bank conflict"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from attngen.plan.arch import Arch, Feature
+from attngen.plan.choices import Words, choice
 from attngen.plan.facts import SpecFacts
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec
@@ -49,12 +50,18 @@ OPERAND_STATEMENTS = {"16-bit": "dtype fp16", "tf32": "dtype fp32", "bf16": "dty
 WHY_PAD = "the 8 rows that ldmatrix reads lie in different banks"
 
 
+def of_products(spec: AttentionSpec) -> Words | None:
+    """What products of split numbers are called, and why they are split; None if numbers are not."""
+    numbers = operands(spec)
+    return (numbers.products, numbers.because) if numbers.split else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MmaPlan:
     """What forwards by mma.sync choose alike beside their tile, and the widths of their tiles in elements."""
 
     q_in_registers: bool
-    split: Split  # the type of the two parts of each number; empty: numbers are not split
+    split: Split = choice("products", lambda own, facts: of_products(facts.spec))  # the two parts of a number, if it is split
     summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
     unrolled: int  # steps over the head size that are in one round of the loop over them; of split numbers
     chunk: int  # elements that a lane copies at once, 16 bytes; a padded row in shared memory is padded by as many
