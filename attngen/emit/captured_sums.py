@@ -117,6 +117,11 @@ class CapturedSums(File):
         """Those of `row_workspaces`: lse, or lse_rest, is that of weights as this backward computes them, which add up to 1."""
         return abi.every_row(self.spec)
 
+    @property
+    def form_of_weights(self) -> str:
+        """How the weights of a softmax are recomputed: one of the forms of `parts/pair.j2`."""
+        raise NotImplementedError
+
     def kernels(self) -> dict[str, KernelText]:
         return {
             **{f"zero_{name}": zero.kernel for name, zero in self.zero_kernels().items()},
@@ -133,6 +138,7 @@ class CapturedSums(File):
             "row_values": self.row_values,
             "captured_equations": self.captured_equations,
             "ds": self.ds,
+            "weight_form": self.form_of_weights if self.spec.normalize == "softmax" else self.spec.normalize,
             "row_workspaces": self.row_workspaces,
         }
 

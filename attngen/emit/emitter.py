@@ -49,7 +49,14 @@ def environment() -> jinja2.Environment:
     settings = {"loader": jinja2.FunctionLoader(_source), "undefined": jinja2.StrictUndefined, **SETTINGS}
     environment = jinja2.Environment(**settings)  # type: ignore[arg-type]
     environment.filters["decision_lines"] = decision_lines
+    environment.filters["margin"] = margin
     return environment
+
+
+def margin(text: str, width: int) -> str:
+    """Lines of CUDA, moved to the right, without the last newline; directives of the preprocessor stay where they are."""
+    lines = text.rstrip("\n").split("\n")
+    return "\n".join(line if line[:1] in ("", "#") else " " * width + line for line in lines)
 
 
 def _source(name: str) -> tuple[str, str, None]:

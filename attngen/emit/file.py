@@ -9,6 +9,7 @@ from attngen.emit import abi, comment_text
 from attngen.emit.constants import INFINITY, ConstantLine
 from attngen.emit.kernel_maker import KernelMaker
 from attngen.emit.kernel_text import KernelText
+from attngen.emit.pair_layout import FRAGMENTS, KEYS_OF_WARPGROUP, PACKED_HEADS, ROWS_OF_WARPGROUP, TRANSPOSED, WARPGROUP
 from attngen.emit.rotation import THREADS as ROTARY_THREADS
 from attngen.emit.rotation import chunk, rotating_kernels, rotation_of
 from attngen.emit.tile_ranges import RangeKernel, range_kernel
@@ -73,6 +74,11 @@ class File(KernelMaker):
     # shared
 
     @property
+    def scales_each(self) -> bool:
+        """Whether each dot product is multiplied by the scale, which is then no part of a factor."""
+        return not (self.variant.raw_scores or self.variant.fold_scale)
+
+    @property
     def gradient(self) -> Gradient:
         """The derivatives of the spec, for a backward."""
         assert self.facts.gradient is not None
@@ -121,6 +127,12 @@ class File(KernelMaker):
             "exponent_varies": variant.exponent_varies,
             "threshold": "threshold" if variant.exponent_varies else "RESCALE_THRESHOLD / EXPONENT_SCALE",
             "score_each": variant.score is not None or bool(variant.score_of_two) or not variant.fold_scale,
+            "times_scale": " * softmax_scale" if self.scales_each else "",
+            "fragments": PACKED_HEADS if plan.schedule.packs_heads else FRAGMENTS,
+            "transposed": TRANSPOSED,
+            "warpgroup": WARPGROUP,
+            "rows_of_warpgroup": ROWS_OF_WARPGROUP,
+            "keys_of_warpgroup": KEYS_OF_WARPGROUP,
             "lse": plan.writes_lse,
             "lse_rest": plan.saves_lse_rest,
             "dlse": spec.lse,

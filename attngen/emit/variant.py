@@ -153,6 +153,7 @@ class Variant:
     one_score: Function | None  # whether `score` of a tile's first pair is that of all of them; None: never
     mask: Function | None  # None: every pair is allowed, or kv_range of a single row tells which; `asked`: what it is of
     asked: str
+    mask_reads: bool  # the mask reads elements of captured tensors
     scale: str  # an expression of constants and captured numbers
     scale_is_constant: bool
     factor: str  # multiplies all scores as part of the exponent's factor, instead of each score: kept scores lack it
@@ -195,10 +196,15 @@ class Variant:
         return self.fold_scale and not self.scale_is_constant
 
     @property
+    def range_reads_rows(self) -> bool:
+        """Whether the range of keys depends on the rows."""
+        return bool({"q_lo", "q_hi"} & {*self.kv_range.arguments})
+
+    @property
     def places_rows(self) -> bool:
         """Whether a thread needs the indices of its rows: for scores, the mask, or the range of keys of each row."""
         of_pairs = [f for f in (*self.of_scores, self.mask) if f is not None]
-        by_range = self.by_row and bool({"q_lo", "q_hi"} & set(self.kv_range.arguments))
+        by_range = self.by_row and self.range_reads_rows
         return by_range or bool(self.row_elements) or any({"q_idx", "q_first"} & {*f.arguments} for f in of_pairs)
 
     @property
@@ -231,6 +237,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         slope=_function(printer, affine.slope if affine else None),
         mask=mask_of_pair,
         asked="" if asked is None else expression_to_text(asked),
+        mask_reads=asked is not None and bool(inputs_in(asked)),
         scale=printer.print(apply("float", spec.scale), share=False).results[0],
         scale_is_constant=isinstance(spec.scale, Const),
         factor=factor,

@@ -100,7 +100,7 @@ def test_an_inlined_function_keeps_the_place_of_its_call() -> None:
     lines = source.text.splitlines()
     called = [row.cuda for row in machine_code(source).sass if row.cuda and "slopes_at(in, h_idx)" in lines[row.cuda[0] - 1]]
     assert called
-    assert all("s = score(in, s" in lines[chain[1] - 1] for chain in called)
+    assert all(" = score(in, s" in lines[chain[1] - 1] for chain in called)
 
 
 def test_routines_of_the_compiler_belong_to_the_lines_that_call_them() -> None:

@@ -147,7 +147,7 @@ def test_no_line_is_cut_at_any_width(browser: Any, pages: Callable[[str], Path],
 @pytest.mark.long
 def test_the_level_of_comments_changes_and_links_stay(gemma: Reader, truth: Any) -> None:
     _, _, lines = truth
-    line = next(i for i, text in enumerate(lines, 1) if "s = score(s)" in text)
+    line = next(i for i, text in enumerate(lines, 1) if " = score(s)" in text)
     comment = next(i for i, text in enumerate(lines, 1) if text.strip().startswith("// the score of every pair"))
     gemma.click("spec", next(i for i, text in enumerate(_source(), 1) if text.split()[:1] == ["score"]))
     rows = gemma.tab.locator("#cuda-lines .line")
@@ -252,7 +252,7 @@ def test_a_click_on_sass_leads_back(gemma: Reader, truth: Any) -> None:
 
 def test_a_click_on_cuda_tells_what_is_its_own_from_what_is_inlined(gemma: Reader, truth: Any) -> None:
     code, _, lines = truth
-    line = next(i for i, text in enumerate(lines, 1) if "s = score(s)" in text)
+    line = next(i for i, text in enumerate(lines, 1) if " = score(s)" in text)
     gemma.tab.evaluate(f"document.getElementById('cuda-{line}').scrollIntoView()")
     gemma.click("cuda", line)
     own = {i for i, row in enumerate(code.sass, 1) if row.cuda[:1] == (line,)}

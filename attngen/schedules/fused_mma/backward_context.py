@@ -154,6 +154,16 @@ class FusedMmaBackward(Fused, CapturedSums):
         return self.own.split
 
     @property
+    def scales_each(self) -> bool:
+        return self.subtracts_first or super().scales_each
+
+    @property
+    def form_of_weights(self) -> str:
+        if not self.subtracts_first:
+            return "exp2(c S - lse)"
+        return "exp2(S - lse - rest)" if "lse_rest" in self.row_values else "exp2(S - lse)"
+
+    @property
     def subtracts_first(self) -> bool:
         """Whether lse is subtracted before the scale multiplies: a product of a score and log2(e) is rounded."""
         return bool(self.own.split) or "lse_rest" in self.row_values

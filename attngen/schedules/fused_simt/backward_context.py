@@ -32,6 +32,10 @@ class FusedSimtBackward(CapturedSums):
             "key_equations": self._key_equations(),
         }
 
+    @property
+    def form_of_weights(self) -> str:
+        return "exp(S - lse - rest)" if "lse_rest" in self.row_values else "exp(S - lse)"
+
     def _key_equations(self) -> list[str]:
         of_k = f"dK = softmax_scale * sum over query heads of {self.ds}^T Q"
         of_v = "dV = sum over query heads of P^T dO"

@@ -19,7 +19,6 @@ from attngen.schedules.parts.fused_context import LARGE, NOT_A_NUMBER
 from attngen.schedules.parts.tma_context import ByTma, argument_members, pair_lanes
 from attngen.schedules.parts.wgmma import WARPGROUP_ROWS
 from attngen.spec.dtypes import DTYPES
-from attngen.spec.expr import inputs_in
 from attngen.spec.gradient import gradient_argument
 from attngen.spec.operator import FLOAT_ONE
 
@@ -256,7 +255,7 @@ class HopperBackward(ByTma):
             "offsets": self.lse_rest,
             "clears_special": clears_special(self.spec),
             "lse_shows_q": self.gradient.ds is FLOAT_ONE and self.spec.sink is None,
-            "mask_reads": self.spec.mask is not None and bool(inputs_in(self.spec.mask)),  # elements of captured tensors
+            "weight_form": "exp2(c S - lse2)" if self.spec.normalize == "softmax" else self.spec.normalize,
             "written_pairs": [
                 (tensor.name, own_indices(self.gradient.of(name)))
                 for name, tensor in zip(self.plan.written_pairs, self._gradients_of_pairs, strict=True)
