@@ -124,6 +124,8 @@ class Hopper(ByTma):
         key_vector_indices = {n for e in v.key_vectors for n in e.indices}
         return super().context() | {
             "places_rows": self.places_rows(),
+            "heaviest_rounded": self.own.row_sums == "weights, the heaviest rounded",
+            "adaptive_threshold": self.own.adaptive_threshold,
             "adds_weights": softmax and not by_products,
             "maximum_of_lanes": softmax and not self.is_bounded(),
             "sum_of_lanes": softmax and (not by_products or self.own.adaptive_threshold),

@@ -50,6 +50,9 @@ class Fused(File):
             "keeps_maximum": softmax and not self.is_bounded(),
             "adds_weights": softmax,
             "large_scores": self.large_scores,
+            "keeps_limits": self.plan.schedule.is_warp_specialized,
+            "heaviest_rounded": False,
+            "adaptive_threshold": False,
             "work_tile": WORK_TILE,
             "places_rows": self.variant.places_rows,
         }
