@@ -578,9 +578,8 @@ gpt2_backward_dk_dv(
                 multiply_rows<V_WIDTH>(dP_frag, V_smem + warp_key * (V_WIDTH + PAD), dO_tile);
 
                 // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-                const int thread = thread_index(), first_column = thread % 4 * 2;
+                const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_key + thread % 32 / 4;
                 const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
-                const int first_row = warp_key + thread % 32 / 4;
                 const auto row_of = [&](int r) { return first_row + 8 * r; };
                 // P takes the place of S, dS that of dP
 #pragma unroll
@@ -606,7 +605,6 @@ gpt2_backward_dk_dv(
                             if (q_lo + column_of(j) >= q_len || !allowed) S_frag[r][j] = dP_frag[r][j] = 0.0f;
                         }
                 }
-
                 const Factors<ROWS, COLUMNS> P_factors(S_frag), dS_factors(dP_frag);
                 // dV += P^T dO
                 if (partial)
@@ -743,9 +741,8 @@ gpt2_backward_dq(
             multiply_rows<V_WIDTH>(dP_frag, dO_smem + warp_row * (V_WIDTH + PAD), V_tile);
 
             // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-            const int thread = thread_index(), first_column = thread % 4 * 2;
+            const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_row + thread % 32 / 4;
             const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
-            const int first_row = warp_row + thread % 32 / 4;
             const auto row_of = [&](int r) { return first_row + 8 * r; };
             // dS takes the place of dP
 #pragma unroll
