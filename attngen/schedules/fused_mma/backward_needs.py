@@ -38,15 +38,15 @@ class DqPart:
     added: int  # fp32 numbers that one instruction adds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FusedMmaBackwardPlan:
     """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
 
     kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
     # columns of S and dP that are multiplied at once
-    part: int = choice("PART", lambda own, facts: (str(own.part), WHY_PART), kw_only=True)
+    part: int = choice("PART", lambda own, facts: (str(own.part), WHY_PART))
     split: Split  # the type of the two parts of each number; empty: numbers are not split
-    idle_copiers: bool = choice("copying threads", WHY_IDLE, kw_only=True)  # some threads copy nothing
+    idle_copiers: bool = choice("copying threads", WHY_IDLE)  # some threads copy nothing
     chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
     qk_width: int  # elements per row of Q or K in shared memory, without the padding
     v_width: int
@@ -59,10 +59,19 @@ class FusedMmaBackwardPlan:
 def own_plan(
     facts: SpecFacts, tile: Tile, kernels: tuple[str, ...], part: int, widths: tuple[int, int], dq: Dq, **more: Any
 ) -> FusedMmaBackwardPlan:
-    copied, threads = chunk(facts.spec), 32 * tile.warps
-    idle = any(threads % (width // copied) for width in widths)
-    split, delta = operands(facts.spec).split, delta_of(facts)
-    return FusedMmaBackwardPlan(kernels, split, copied, *widths, dq, delta, part=part, idle_copiers=idle, **more)
+    copied, (qk, v) = chunk(facts.spec), widths
+    return FusedMmaBackwardPlan(
+        kernels=kernels,
+        part=part,
+        split=operands(facts.spec).split,
+        idle_copiers=any(32 * tile.warps % (width // copied) for width in widths),
+        chunk=copied,
+        qk_width=qk,
+        v_width=v,
+        dq=dq,
+        delta=delta_of(facts),
+        **more,
+    )
 
 
 def widths(spec: AttentionSpec) -> tuple[int, int]:
