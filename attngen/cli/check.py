@@ -96,7 +96,7 @@ def command(
     if not is_one_problem:  # small problems: numpy's threads cost more than they save
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from attngen.inspect.checking import check_exercised
-    from attngen.inspect.trials import Fixed
+    from attngen.inspect.trial import Fixed
     from attngen.spec.dtypes import DTYPES
     from attngen.spec.scales import has_scale_forms, with_scale_form
 

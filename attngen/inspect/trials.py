@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, get_args
 
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.aimed import BEYOND, Aim, aims
-from attngen.inspect.block_work import Case, seconds
-from attngen.inspect.circumstances import (
-    BY_NAME,
-    CLASSES,
-    UNEQUAL,
-    Circumstance,
-    Goal,
-    Scores,
-    wanted_circumstances,
-    wrong_pairs,
-)
-from attngen.inspect.known import Fixed, Known, Problems, Trial
+from attngen.inspect.block_work import Case, seconds, tile_of
+from attngen.inspect.circumstances import BY_NAME, wanted_circumstances
+from attngen.inspect.circumstances.row import Circumstance, Scores
+from attngen.inspect.circumstances.sizes import UNEQUAL
+from attngen.inspect.circumstances.tiles import CLASSES
+from attngen.inspect.known import Known, Problems
 from attngen.inspect.prepare import check_call
+from attngen.inspect.trial import Fixed, Setting, Trial
+from attngen.inspect.wrong_bounds import wrong_pairs
 from attngen.plan import Plan
 from attngen.reference.alternatives import MAX_ALTERNATIVES, Alternative, alternatives
 from attngen.reference.free_sizes import with_free_sizes
@@ -34,18 +31,16 @@ from attngen.reference.problems import Scores as FarApart
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const, Name, Type, walk
 
-__all__ = ["Chosen", "Fixed", "Known", "Problems", "Trial", "choose_trials"]
-
 BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that is preferred, and of any
 EDGE_BUDGET = 1.0  # seconds, for a problem that only exercises the edges of tiles
 AIMED_LIMIT = 3.5  # seconds, for a problem that is aimed at a circumstance
 MOST_VARIED = 20  # shapes, of which other params and captured tensors are tried for circumstances
 FEW_KEYS = 9
 OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
-NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 STEEP = (64.0, 8.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
 FAR_APART: tuple[FarApart, ...] = get_args(FarApart)
 LONGEST = 4096  # largest constant in a mask or score that lengths are chosen to reach
+EXTREMES = ("least", "largest", "beyond")  # integers of captured tensors
 AROUND = range(-2, 3)  # distances of lengths from those at which a bound lies at the edge of a tile
 FIXED = "the lengths are fixed: with others, more can happen to a block, which is not checked"
 
@@ -77,7 +72,9 @@ def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Probl
 
 # Those that problems of several tiles, heads and batches have; others have problems of their own
 OF_PROBLEMS = {BY_NAME[name] for name in ("unequal_lengths", "batches", "heads", "groups", "ragged_rows", "ragged_keys")}
-OF_PROBLEMS |= {*CLASSES.values()}
+OF_PROBLEMS |= {*CLASSES}
+
+Goal = Alternative | Circumstance
 
 
 def _sentence(goal: Goal) -> str:
@@ -94,8 +91,7 @@ def _by_values(goal: Goal, shape: Shape) -> bool:
 class _Search:
     def __init__(self, spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Problems) -> None:
         self.spec, self.plan, self.fixed, self.problems = spec, plan, fixed, problems
-        naive = not plan.schedule.is_tiled
-        self.tile = (NAIVE_TILE, NAIVE_TILE) if naive else (plan.block_q, plan.block_kv)
+        self.tile = tile_of(plan)
         self.params: dict[str, int | float] = {p.name: p.default for p in spec.params if p.default is not None}
         self.params |= fixed.params
         self.has_booleans = any(i.dtype.kind == "bool" for i in spec.inputs)  # drawn by the tile: other problems are shared
@@ -115,7 +111,7 @@ class _Search:
 
     def families(self) -> Iterator[list[Shape]]:
         """Lists of shapes, of each of which the first that is possible and cheap is tried; later ones if something is left."""
-        if self.fixed.q_len is not None or self.fixed.kv_len is not None:
+        if self.fixed.has_lengths:
             q_len, kv_len = self.fixed.q_len, self.fixed.kv_len
             given = [n for n in (q_len, kv_len) if n is not None]
             yield [self._shape(1, given[0] if q_len is None else q_len, given[0] if kv_len is None else kv_len)]
@@ -146,7 +142,7 @@ class _Search:
     def _shape(self, batch: int, q_len: int, kv_len: int) -> Shape:
         """One head; with several batches, or if it is the only problem, groups of two heads."""
         fixed = self.fixed
-        alone = batch == 1 and fixed.q_len is None and fixed.kv_len is None
+        alone = batch == 1 and not fixed.has_lengths
         heads = fixed.heads or fixed.kv_heads or (1 if alone else 2 * batch)
         kv_heads = fixed.kv_heads or (heads // 2 if heads % 2 == 0 and fixed.heads is None else heads)
         batch = batch if fixed.batch is None else fixed.batch
@@ -183,7 +179,7 @@ class _Search:
 
     def take_edges(self) -> None:
         """Adds cheap problems with other params or captured tensors, on which more changes of the plan's bounds are wrong."""
-        if not self.plan.schedule.is_tiled or not self.trials or self.fixed.q_len is not None or self.fixed.kv_len is not None:
+        if not self.plan.schedule.is_tiled or not self.trials or self.fixed.has_lengths:
             return
         first = self.trials[0]
         by_values = [*self._by_params(first), *self._by_params_of_longer(), *self._by_integers(first), *self._by_blocks()]
@@ -201,7 +197,7 @@ class _Search:
 
     def take_aimed(self) -> None:
         """Adds small problems, each for circumstances that no problem has yet."""
-        if self.fixed.q_len is not None or self.fixed.kv_len is not None:
+        if self.fixed.has_lengths:
             return
         every = [*aims(self.spec, self.plan, self.tile, self._constants())]
         usual = [(aim, trial) for aim in every if (trial := self._aimed_at(aim)) is not None]
@@ -241,39 +237,28 @@ class _Search:
         """The problem of an aim with the usual params and values; None if its call is refused."""
         fixed, shape = self.fixed, aim.shape
         batch = shape.batch if fixed.batch is None else fixed.batch
-        if aim.lengths and batch != shape.batch:
+        if aim.setting.lengths and batch != shape.batch:
             return None
         kv_heads = fixed.kv_heads or fixed.heads or shape.kv_heads
         heads = fixed.heads or kv_heads * (shape.q_heads // shape.kv_heads)
         usual = self._possible(Shape(batch, heads, kv_heads, shape.q_len, shape.kv_len, dict(fixed.free)))
         if usual is None:
             return None
-        sections = aim.sections or usual.sections
-        return replace(
-            usual,
-            draw=replace(usual.draw, blocks=aim.blocks, broadcast=aim.broadcast, spoils_sinks=aim.spoils_sinks),
-            multiprocessors=aim.multiprocessors,
-            sections=sections,
-            laid_out=aim.laid_out,
-            spoils=aim.spoils,
-            lengths=aim.lengths,
-            page_size=aim.page_size,
-            wrong_lengths=aim.wrong_lengths,
-        )
+        draw = replace(aim.setting.draw, tile=usual.setting.draw.tile)
+        return replace(usual, setting=aim.setting).having(draw=draw, sections=aim.setting.sections or usual.setting.sections)
 
     def _take_steep(self, usual: Trial) -> None:
-        for scores, draw in self._steep_draws(usual.draw):
+        for scores, trial in self._steep_draws(usual):
             wanted = [goal for goal in self.aimed if goal.scores == scores]
-            trial = replace(usual, draw=draw)
             if wanted and any(goal.occurs(self._case(trial)) for goal in wanted):
                 self._take_cheap(trial)
 
-    def _steep_draws(self, usual: Draw) -> Iterator[tuple[Scores, Draw]]:
+    def _steep_draws(self, usual: Trial) -> Iterator[tuple[Scores, Trial]]:
         for magnitude in STEEP:
-            yield "steep", replace(usual, magnitude=magnitude, integers="two documents")
-            yield "steep", replace(usual, magnitude=magnitude, integers="one document")
+            yield "steep", usual.drawn(magnitude=magnitude, integers="two documents")
+            yield "steep", usual.drawn(magnitude=magnitude, integers="one document")
         for scores in FAR_APART:
-            yield scores, replace(usual, integers="one document", scores=scores)
+            yield scores, usual.drawn(integers="one document", scores=scores)
 
     def _take_varied(self, usual: Trial) -> None:
         for variants in (self._by_params, self._by_extremes, self._by_integers):
@@ -283,9 +268,8 @@ class _Search:
 
     def _by_extremes(self, trial: Trial) -> Iterator[Trial]:
         if any(i.dtype.kind != "float" for i in self.spec.inputs):
-            yield replace(trial, draw=replace(trial.draw, integers="least", hides_rows=True))
-            yield replace(trial, draw=replace(trial.draw, integers="largest", hides_rows=True))
-            yield replace(trial, draw=replace(trial.draw, integers="beyond", hides_rows=True))
+            for integers in EXTREMES:
+                yield trial.drawn(integers=integers, hides_rows=True)
 
     def _add(self, trial: Trial) -> None:
         self.trials.append(trial)
@@ -295,16 +279,15 @@ class _Search:
             self.dear.pop(one, None)
 
     def _occurring(self, case: Case, trial: Trial) -> list[Circumstance]:
-        scores = trial.draw.scores if trial.draw.scores != "random" else "steep" if trial.draw.magnitude != 1 else None
+        draw = trial.setting.draw
+        scores = draw.scores if draw.scores != "random" else "steep" if draw.magnitude != 1 else None
         return [one for one in self.aimed if one.scores in (None, scores) and one.occurs(case)]
 
     def _case(self, trial: Trial) -> Case:
         known = self.problems.known(trial)
-        key = (id(known), *trial.setting)
+        key = (id(known), trial.setting)
         if key not in self._cases:
-            sizes = trial.shape.sizes(self.spec)
-            case = Case(self.spec, self.plan, self.tile, sizes, trial.params, known.sample, *trial.setting)
-            self._cases[key] = (known, case)
+            self._cases[key] = (known, Case(self.spec, self.plan, trial, known.sample))
         return self._cases[key][1]
 
     def _by_lengths(self) -> Iterator[Trial]:
@@ -329,8 +312,8 @@ class _Search:
             return
         rows, keys = self.tile
         if (usual := self._possible(self._shape(2, rows + 1, 2 * keys + 1))) is not None:
-            for integers in ("least", "largest", "beyond"):
-                yield replace(usual, draw=replace(usual.draw, integers=integers))
+            for integers in EXTREMES:
+                yield usual.drawn(integers=integers)
 
     def _wrong_bounds(self, trial: Trial, seen: set[str]) -> set[str]:
         """The changes of the plan's bounds, other than those in `seen`, with which the problem has a result that a check
@@ -358,7 +341,7 @@ class _Search:
                 continue
             draw = Draw(tile=self.tile if self.has_booleans else None)
             sections = self.plan.heads_in_l2 is not None and sized.batch > 1
-            return Trial(sized, params, self.fixed.seed, draw, sections=sections)
+            return Trial(sized, params, self.fixed.seed, Setting(draw, sections=sections))
         return None
 
     def _varied(self, trial: Trial) -> tuple[Trial, set[Goal]]:
@@ -425,7 +408,7 @@ class _Search:
         if any(i.dtype.kind == "int" for i in self.spec.inputs):
             for step in range(4):
                 for integers in ("two documents", "positions"):
-                    yield replace(trial, seed=self.fixed.seed + step, draw=replace(trial.draw, integers=integers))
+                    yield replace(trial.drawn(integers=integers), seed=self.fixed.seed + step)
 
     def _by_blocks(self) -> Iterator[Trial]:
         """Documents that end where tiles end, and others."""
@@ -434,18 +417,13 @@ class _Search:
         (rows, keys), length = self.tile, 2 * max(self.tile)
         if (usual := self._possible(self._shape(1, length, length))) is None:
             return
-        for blocks in (
-            (keys, 0),
-            (rows, 0),
-            (rows, keys),
-        ):
-            for sign in (1, -1):
-                yield replace(usual, draw=replace(usual.draw, blocks=(sign * blocks[0], blocks[1])))
+        for (block, less), sign in product(((keys, 0), (rows, 0), (rows, keys)), (1, -1)):
+            yield usual.drawn(blocks=(sign * block, less))
 
     def _by_magnitude(self, trial: Trial) -> Iterator[Trial]:
         if any(isinstance(goal, Alternative) and goal.keyword != "mask" for goal in self.left):
             for magnitude in (8.0, 64.0):
-                yield replace(trial, draw=replace(trial.draw, magnitude=magnitude))
+                yield trial.drawn(magnitude=magnitude)
 
     def _by_seed(self, trial: Trial) -> Iterator[Trial]:
         if self.spec.inputs:
@@ -480,8 +458,8 @@ class _Search:
             raise self.refusal  # every problem that has pairs was refused
         missed = [_sentence(goal) for goal in (*self.left,) if self._is_possible(goal)]
         first, *others = self.trials
-        trials = (first, *(replace(one, apart=True) for one in others))
-        if self.fixed.q_len is not None or self.fixed.kv_len is not None:
+        trials = (first, *(one.having(apart=True) for one in others))
+        if self.fixed.has_lengths:
             return Chosen(trials, (*missed, *([FIXED] if self.aimed else []), *self.untried))
         dear = [f"{_sentence(one)}; {self._why_dear(trial)}" for one, trial in self.dear.items() if one in self.aimed]
         without = [one for one in self.left if isinstance(one, Circumstance) and _sentence(one) not in missed]

@@ -135,6 +135,7 @@ class Schedule:
     on_tensor_cores: bool = False
     by_tma: bool = False  # TMA copies the tiles, which then lie swizzled in shared memory
     is_warp_specialized: bool = False  # persistent blocks with a producer and consumers
+    listed_tiles: int = 0  # that a producer keeps in a list; 0: it has none
     packs_heads: bool = False  # the rows of all query heads of a key/value head are in one tile
 
     @property

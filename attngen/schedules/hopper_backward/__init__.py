@@ -17,6 +17,7 @@ HOPPER_BACKWARD = Schedule(
     on_tensor_cores=True,
     by_tma=True,
     is_warp_specialized=True,
+    listed_tiles=plan.FOUND,
     context=HopperBackward,
     loops=shown.loops,
     timeline=shown.timeline,
