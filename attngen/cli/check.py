@@ -283,7 +283,9 @@ class _CheckTable:
                 for what in whats:
                     click.echo(f"    {what}")
             if absent := [*dict.fromkeys(what for r in results for what in r.absent)]:
-                click.echo(f"{spec}: in no problem that was tried, of any lengths: {'; '.join(absent)}")
+                click.echo(f"{spec}: occurs in none of the problems tried, which are short:")
+                for what in absent:
+                    click.echo(f"    {what}")
 
 
 def _check_json(r: Checked) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from attngen.inspect.block_work import held_by, visits_keys, visits_rows
+from attngen.inspect.blocks import held_by, visits_keys, visits_rows
 from attngen.inspect.circumstances.row import has_sequences
 from attngen.inspect.circumstances.schedules import (
     MANY_SPLITS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attngen.inspect.launch_work import OF_KEYS
+from attngen.inspect.blocks import held_by, parts_of, tile_of, visits_keys, visits_rows
 from attngen.inspect.trial import Setting, Trial
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles
@@ -25,12 +25,7 @@ Array = np.ndarray[Any, Any]
 MOST_TILES = 8192  # at most so many are classified one by one
 MOST_PAIRS = 2**18  # at most so many have their score computed and their mask evaluated
 MOST_HEADS = 4  # up to so many, tiles of all are classified; with more, those of the first and the last
-NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 MULTIPROCESSORS = 2  # on the emulated device, if a problem states no number
-
-# Seconds of the emulated device for a pair of a row and a key, for each element of their Q, K and V, on one core of 2024.
-PAIR_SECONDS = {"naive": 28e-9, "tiled": 15e-9, "fused": 12e-9, "wgmma": 7e-9, "hopper": 7e-9, "decode": 14e-9}
-BACKWARD = 2.5  # times as long
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,11 +196,12 @@ class Case:
         if not self.plan.schedule.is_warp_specialized or not (self.kv_len or visits_keys(self.plan)):
             return self.batch * self.sizes["q_heads"] * self.q_len
         heads, kv_heads = (self.batch * self.sizes[name] for name in ("q_heads", "kv_heads"))
-        own, q_len, kv_len = self.plan.own, self.q_len, self.kv_len
+        q_len, kv_len = self.q_len, self.kv_len
         if not self.plan.wanted:
             return int(heads * -(-q_len // self.plan.block_q))
-        of_keys = [kv_heads * self.parts * -(-kv_len // own.held_keys)] if visits_rows(self.plan) else []
-        of_rows = [heads * -(-q_len // own.held)] if visits_keys(self.plan) else []
+        rows, keys = held_by(self.plan)
+        of_keys = [kv_heads * self.parts * -(-kv_len // keys)] if visits_rows(self.plan) else []
+        of_rows = [heads * -(-q_len // rows)] if visits_keys(self.plan) else []
         return int(min((*(of_keys if kv_len else ()), *of_rows), default=0))
 
     @property
@@ -216,7 +212,7 @@ class Case:
     @property
     def parts(self) -> int:
         """Over how many work tiles the query heads of a group are divided; 1 if the plan does not divide them."""
-        rule = getattr(self.plan.own, "parts", None) if self.plan.wanted else None
+        rule = parts_of(self.plan)
         return 1 if rule is None else int(rule({**self.sizes, "multiprocessors": self.processors}))
 
     @property
@@ -278,32 +274,6 @@ class Case:
         return np.array([numbers[:, i : i + self.tile[1]].max(1, initial=least) for i in starts])
 
 
-def tile_of(plan: Plan) -> tuple[int, int]:
-    """The rows and keys of a block of `plan`."""
-    return (plan.block_q, plan.block_kv) if plan.schedule.is_tiled else (NAIVE_TILE, NAIVE_TILE)
-
-
-def held_by(plan: Plan) -> tuple[int, int]:
-    """The rows of a block that visits tiles of keys, and the keys of one that visits tiles of rows."""
-    if plan.wanted and plan.schedule.is_warp_specialized:
-        return plan.own.held, plan.own.held_keys
-    return plan.block_q, plan.block_kv
-
-
-def visits_keys(plan: Plan) -> bool:
-    """Whether a kernel of the plan has blocks of rows that visit tiles of keys."""
-    if not plan.schedule.is_tiled:
-        return False
-    if not plan.schedule.visits_rows:
-        return True
-    return "dq" in plan.own.kernels or getattr(plan.own, "delta", "") == "sums over keys"
-
-
-def visits_rows(plan: Plan) -> bool:
-    """Whether a kernel of the plan has blocks of keys that visit tiles of rows."""
-    return plan.schedule.visits_rows and any(kernel in OF_KEYS for kernel in plan.own.kernels)
-
-
 def seconds(case: Case) -> float:
     """About how long the emulated device takes for a problem."""
     sizes, area = case.sizes, case.tile[0] * case.tile[1]
@@ -313,5 +283,4 @@ def seconds(case: Case) -> float:
     if case.plan.schedule.is_tiled and not case.is_large:
         pairs = int((case.kinds(0, 0) != EMPTY).sum()) * area
     columns = case.spec.head_dim + case.spec.head_dim_v
-    of_pair = columns * PAIR_SECONDS[case.plan.keyword] * (BACKWARD if case.plan.wanted else 1)
-    return sizes["batch"] * sizes["q_heads"] * pairs * of_pair
+    return sizes["batch"] * sizes["q_heads"] * pairs * columns * case.plan.schedule.emulated_ns * 1e-9

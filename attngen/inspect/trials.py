@@ -14,7 +14,8 @@ from typing import Any, get_args
 
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.aimed import BEYOND, Aim, aims
-from attngen.inspect.block_work import Case, seconds, tile_of
+from attngen.inspect.block_work import Case, seconds
+from attngen.inspect.blocks import tile_of
 from attngen.inspect.circumstances import BY_NAME, wanted_circumstances
 from attngen.inspect.circumstances.row import Circumstance, Scores
 from attngen.inspect.circumstances.sizes import UNEQUAL

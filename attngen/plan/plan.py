@@ -128,14 +128,16 @@ class Schedule:
     # pages and traces
     loops: Callable[[AttentionSpec, Plan], Any]  # the loop nest of each kernel, by the kernel's suffix (`emit/loops.py`)
     layouts: Callable[[AttentionSpec, Plan], tuple[Layout, ...]] = lambda spec, plan: layouts(plan.buffers)  # for its tiles
-    timeline: Callable[[Plan, str], Any]  # a schematic of its pipeline (`schedules/timeline.py`)
     # properties that shared code branches on
     is_tiled: bool = True  # tiles of the mask are classified
+    output_columns: int = 0  # of O that a block computes of the weights that it reads; 0: all
     is_fused: bool = True  # scores and weights stay on the chip, one tile at a time
     on_tensor_cores: bool = False
     by_tma: bool = False  # TMA copies the tiles, which then lie swizzled in shared memory
     is_warp_specialized: bool = False  # persistent blocks with a producer and consumers
     listed_tiles: int = 0  # that a producer keeps in a list; 0: it has none
+    # of the emulated device, on one core of 2024: for a pair of a row and a key, and each element of their Q, K and V
+    emulated_ns: float
     packs_heads: bool = False  # the rows of all query heads of a key/value head are in one tile
 
     @property

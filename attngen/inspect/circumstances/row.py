@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attngen.inspect.block_work import Block, Case, visits_keys, visits_rows
+from attngen.inspect.block_work import Block, Case
+from attngen.inspect.blocks import visits_keys, visits_rows
 from attngen.plan import Plan
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.problems import Scores as FarApart

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from attngen.inspect.block_work import Block, Case, held_by, visits_keys
+from attngen.inspect.block_work import Block, Case
+from attngen.inspect.blocks import held_by, parts_of, visits_keys
 from attngen.inspect.circumstances.row import (
     AXES,
     FEW_ROWS,
@@ -205,7 +206,7 @@ def _has_idle(tiles: Any) -> bool:
 
 def divides_groups(plan: Plan) -> bool:
     """Whether the query heads of a group may be divided over work tiles."""
-    return bool(plan.wanted) and getattr(plan.own, "parts", None) is not None
+    return parts_of(plan) is not None
 
 
 SPLITS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.inspect.block_work import visits_keys
+from attngen.inspect.blocks import visits_keys
 from attngen.inspect.circumstances.row import FEW_ROWS, Circumstance, persistent, tiled
 from attngen.plan import Plan
 

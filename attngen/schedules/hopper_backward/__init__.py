@@ -18,7 +18,7 @@ HOPPER_BACKWARD = Schedule(
     by_tma=True,
     is_warp_specialized=True,
     listed_tiles=plan.FOUND,
+    emulated_ns=17.5,
     context=HopperBackward,
     loops=shown.loops,
-    timeline=shown.timeline,
 )

@@ -1,4 +1,4 @@
-"""What pages show of the Hopper backward: its loops and its timeline."""
+"""What pages show of the Hopper backward: its loops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
-from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, TILES, Bar, Timeline
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import gradient_argument
 
@@ -60,41 +59,3 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         ),
     }
     return {name: every[name] for name in plan.own.kernels}
-
-
-def timeline(plan: Plan, weights: str) -> Timeline:
-    """A consumer of the kernel that holds keys: its products, and what its threads compute beside them."""
-    if plan.own.split_products:
-        return _split_timeline(plan)
-    products: list[Bar] = [Bar(1, 1, "S 0", PRODUCT)]
-    threads: list[Bar] = []
-    copies: list[Bar] = []
-    for n in range(TILES):
-        start, copied = 2.0 + 4 * n, max(0.0, 2.0 + 4 * (n - plan.stages))
-        copies += [Bar(max(copied, n), 0.5, f"Q{n}", COPY), Bar(max(copied, n) + 0.5, 0.5, f"dO{n}", COPY)]
-        names = (f"dP {n}", f"dV {n}", f"dK {n}", *((f"S {n + 1}",) if n + 1 < TILES else ()))
-        products += [Bar(start + i, 1.0, name, PRODUCT) for i, name in enumerate(names)]
-        threads += [Bar(start, 1.0, f"P {n}", SOFTMAX), Bar(start + 1, 1.0, f"dS {n}", SOFTMAX)]
-    lanes = {"producer, TMA": tuple(copies), "wgmma": tuple(products), "threads": tuple(threads)}
-    return Timeline(lanes, "P is computed beside dP, dS beside dV; the next tile's scores are in the queue behind dK.")
-
-
-def _split_timeline(plan: Plan) -> Timeline:
-    """Both consumers of the kernel that holds keys, for the same keys: their products take turns on the tensor cores."""
-    products: list[Bar] = [Bar(1, 1, "S 0", PRODUCT), Bar(2, 1, "dP 0", PRODUCT)]
-    weights: list[Bar] = []
-    gradients: list[Bar] = []
-    copies: list[Bar] = []
-    for n in range(TILES):
-        start, copied = 2.0 + 4 * n, max(0.0, 3.0 + 4 * (n - plan.stages))
-        copies += [Bar(max(copied, n), 0.5, f"Q{n}", COPY), Bar(max(copied, n) + 0.5, 0.5, f"dO{n}", COPY)]
-        more = n + 1 < TILES
-        of_weights = (f"dV {n}", *((f"S {n + 1}",) if more else ()))
-        of_gradients = (f"dK {n}", *((f"dP {n + 1}",) if more else ()))
-        products += [Bar(start + 1 + i, 1.0, name, PRODUCT) for i, name in enumerate(of_weights)]
-        products += [Bar(start + 3 + i, 1.0, name, PRODUCT) for i, name in enumerate(of_gradients)]
-        weights.append(Bar(start, 1.0, f"P {n}", SOFTMAX))
-        gradients.append(Bar(start + 1.5, 1.0, f"dS {n}", SOFTMAX))
-    lanes = {"producer, TMA": copies, "wgmma": products, "threads of P, dV": weights, "threads of dS, dK": gradients}
-    says = "One consumer computes P beside the products of the other, dK and dP; that one computes dS beside dV and S."
-    return Timeline({name: tuple(bars) for name, bars in lanes.items()}, says)

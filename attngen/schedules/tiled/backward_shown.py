@@ -1,4 +1,4 @@
-"""The loops of the tiled backward, as pages show them; its timeline is that of the naive backward."""
+"""The loops of the tiled backward, as pages show them."""
 
 from __future__ import annotations
 
