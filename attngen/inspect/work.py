@@ -81,17 +81,13 @@ def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: A
     """
     e, d, dv = spec.dtype.bytes, spec.head_dim, spec.head_dim_v
     output = {"O": q_len * dv * e}
-    if kinds is None:
-        rows = keys = pairs = q_len * kv_len
-    else:
-        visited = kinds != EMPTY
-        keys = int(visited.sum(0) @ extents(kv_len, plan.block_kv)[: visited.shape[1]])
-        rows = int(extents(q_len, plan.block_q)[: visited.shape[0]] @ visited.sum(1))
-        pairs = rows * plan.block_kv
+    visited = None if kinds is None else kinds != EMPTY
+    keys = q_len * kv_len if visited is None else int(visited.sum(0) @ extents(kv_len, plan.block_kv)[: visited.shape[1]])
     read = {"K": keys * d * e, "V": keys * dv * e}
     if plan.schedule.is_fused:
         return Traffic({"Q": q_len * d * e, **read}, output)
-    scores, (passes, rewritten) = SCORE_BYTES * pairs, _passes(spec, plan)
+    rows = keys if visited is None else int(extents(q_len, plan.block_q)[: visited.shape[0]] @ visited.sum(1))
+    scores, (passes, rewritten) = SCORE_BYTES * rows * (1 if visited is None else plan.block_kv), _passes(spec, plan)
     read |= {"Q": rows * d * e, "S": scores * (passes + -(-dv // plan.schedule.output_columns))}
     return Traffic(read, {"S": scores * (1 + rewritten), **output})
 
