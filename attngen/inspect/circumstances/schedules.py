@@ -175,7 +175,7 @@ WORK_TILES = (
     *(
         Circumstance(
             f"many_tiles_of_{axis.seen}",
-            f"a block of {axis.held} that visits more than 64 tiles of {axis.seen}: they do not fit the list of its producer",
+            f"a block of {axis.held} that visits more tiles of {axis.seen} than the list of its producer holds",
             (_lists_tiles, axis.visits),
             lambda case, axis=axis: any(  # type: ignore[misc]
                 len(of.visited) > case.plan.schedule.listed_tiles for of in axis.blocks(case)

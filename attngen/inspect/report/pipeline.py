@@ -26,7 +26,7 @@ SHOWN = 5  # tiles shown
 LOAD, WEIGHTS, PRODUCTS = 0.5, 1.6, 1.0  # nominal lengths; the products of all consumers of a tile take PRODUCTS
 WARPGROUP = 128
 COPIES = ("tma load", "cp.async")
-READS = ("wgmma", "ldmatrix")
+OF_THREADS = ("load", "store")  # not of products
 NO_PIPELINE = (
     "only forwards of one kernel on tensor cores, whose blocks visit all tiles of keys, copy tiles beside products of others"
 )
@@ -89,16 +89,16 @@ def traced_timeline(spec: AttentionSpec, plan: Plan) -> Timeline | str:
 def _events(plan: Plan, steps: Sequence[Step]) -> Iterator[Event]:
     slots = {b.name: b.bytes // max(plan.stages, 1) for b in plan.buffers if b.name in "KV"}
     for step in steps:
-        what, buffer = step.site.what, step.site.buffer
+        site, what, buffer = step.site, step.site.what, step.site.buffer
         name = "" if buffer is None else buffer.label.removesuffix("_smem")
-        is_copy = what in COPIES and step.site.writes
-        if name in slots and (is_copy or what in READS):
+        is_copy = what in COPIES and site.writes
+        if name in slots and (is_copy or not (site.writes or what in (*COPIES, *OF_THREADS))):
             yield Event(_role(plan, step.thread, name, what), name, step.offset // slots[name], is_copy)
 
 
 def _role(plan: Plan, thread: int, buffer: str, what: str) -> str:
     if not plan.schedule.is_warp_specialized:
-        return {"tma load": "TMA", "cp.async": "cp.async", "wgmma": "wgmma", "ldmatrix": "warp 0"}[what]
+        return {"tma load": "TMA", "ldmatrix": "warp 0"}.get(what, what)
     return f"TMA, {buffer}" if what in COPIES else f"consumer {thread // WARPGROUP}"
 
 

@@ -1,4 +1,4 @@
-"""The kernels of backwards that keep S and dP in global memory, and what pages show of their order."""
+"""The kernels of backwards that keep S and dP in global memory."""
 
 from __future__ import annotations
 
