@@ -105,8 +105,7 @@ class KernelMaker:
         return abi.captured(self.variant) if is_read else []
 
     def lse_parameters(self) -> list[Parameter]:
-        names = [*(["lse"] if self.plan.writes_lse else []), *(["lse_rest"] if self.plan.saves_lse_rest else [])]
-        return [p for n in names for p in (abi.data(n, "float", writable=True), *self.strides(n, "bhs"))]
+        return [p for n in self.plan.numbers_of_rows for p in (abi.data(n, "float", writable=True), *self.strides(n, "bhs"))]
 
     def dlse_parameters(self) -> list[Parameter]:
         """The gradient of lse, if lse is an output."""

@@ -194,11 +194,9 @@ class Plan:
     consumer_rows: int = 0  # rows of a consumer that has a tile range of its own; 0: all rows of a block share their tiles
     staged: Staged = NOTHING  # elements of captured tensors that are not read pair by pair
     affine: AffineScore | None = None  # the score's term that is added once for a row and tile; None: with each pair's score
-    saves_lse: bool = False  # for the backward, as exact as weights in 16 bits need: no choice is made for it
     term_sums: tuple[TermSum, ...] = ()  # backward only: what pairs add to the gradients of captured tensors
-    saves_lse_rest: bool = False  # what lse lacks as one fp32 number (`attngen.plan.saved`)
     row_bounds: MaskBounds | None = None  # for blocks of keys, see `Schedule.visits_rows`
-    saved: tuple[str, ...] = ()  # results of the forward that a backward reads, by the names of arguments: "out", "lse", ...
+    saved: tuple[str, ...] = ()  # results that a backward reads: "out", "lse", "lse_rest"; those that a forward writes for it
     rotated: tuple[str, ...] = ()  # tensors whose rows a kernel before the others rotates, into workspaces that those read
     workspaces: tuple[str, ...] = ()  # arrays of fp32 numbers, by name; the context has their axes
     written_pairs: tuple[str, ...] = ()  # captured tensors with one element for each pair, whose gradients are dS
@@ -209,9 +207,16 @@ class Plan:
         return f"<Plan {self.title} on {self.arch.name}{tile}, {self.warps} warps>"
 
     @property
+    def numbers_of_rows(self) -> tuple[str, ...]:
+        """What a forward writes beside O: lse, as the spec's output or for the backward, as exact as weights in 16 bits need;
+        lse_rest, what it lacks as one fp32 number (`attngen.plan.saved`)."""
+        if self.direction == "backward":
+            return ()
+        return tuple(n for n in ("lse", "lse_rest") if n in self.saved or (n == "lse" and self.facts.spec.lse))
+
+    @property
     def writes_lse(self) -> bool:
-        """Whether the kernels write lse: as the spec's output, or for the backward."""
-        return self.direction == "forward" and (self.facts.spec.lse or self.saves_lse)
+        return "lse" in self.numbers_of_rows
 
     @property
     def direction(self) -> Direction:
