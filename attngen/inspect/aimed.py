@@ -21,7 +21,7 @@ from attngen.inspect.circumstances.tiles import fills_of
 from attngen.inspect.circumstances.values import is_broadcast
 from attngen.inspect.trial import LAYOUTS, NOTHING_SPECIAL, Setting
 from attngen.plan import Plan
-from attngen.plan.split_keys import PackedTiles
+from attngen.plan.split_keys import PackedTiles, Splits
 from attngen.reference.problems import Draw, Shape, captured_sinks
 from attngen.spec.attention import AttentionSpec
 
@@ -68,9 +68,10 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
     for n in (2, 4, 8, 16) if plan.schedule.packs_heads else (2, 4):
         for q_len in (n * tile[1], max(tile[1] // 4, 1), n * tile[1] + 1):
             yield Aim(Shape(1, 1, 1, q_len, n * tile[1] + 1), varied=False, steep=True)
-    if plan.schedule.packs_heads:
+    if plan.own.splits is not None:
         for q_len in (FEW, 2 * plan.own.splits.keys + 1):
-            yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, 2 * plan.own.splits.keys + 1), varied=False, steep=True))
+            aim = Aim(Shape(1, 1, 1, q_len, 2 * plan.own.splits.keys + 1), varied=False, steep=True)
+            yield _split(spec, plan.own.splits, aim)
     rows, keys = tile
     for c in constants:
         beyond = c + BEYOND
@@ -160,9 +161,9 @@ def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants
             yield Aim(Shape(1, 1, 1, length, length), Setting(Draw(blocks=(sign * length, length - begin))), varied=False)
 
 
-def _split(spec: AttentionSpec, plan: Plan, aim: Aim, splits: int = SPLITS) -> Aim:
+def _split(spec: AttentionSpec, rule: Splits, aim: Aim, splits: int = SPLITS) -> Aim:
     """The same on a device with so many multiprocessors that keys are split so often."""
-    processors = splits * PackedTiles(plan.own.splits.rows)(aim.shape.sizes(spec))
+    processors = splits * PackedTiles(rule.rows)(aim.shape.sizes(spec))
     return replace(aim, setting=replace(aim.setting, multiprocessors=processors))
 
 
@@ -179,17 +180,16 @@ def _many_tiles(plan: Plan) -> Iterator[Aim]:
 def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
     """What a schedule of persistent blocks, or one that splits keys, may meet."""
     rows, keys = tile
-    if plan.schedule.packs_heads:
-        splits = plan.own.splits
+    if (splits := plan.own.splits) is not None:
         yield Aim(Shape(1, 1, 1, FEW, splits.keys), Setting(multiprocessors=1))
         for n in (2, SPLITS):
             kv_len = n * splits.keys + 1
             for q_len in (FEW, kv_len, kv_len + BEYOND):
-                yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, kv_len)))
+                yield _split(spec, splits, Aim(Shape(1, 1, 1, q_len, kv_len)))
         for n in MANY_SPLITS:
             kv_len = (n + 1) * splits.keys + 1
             for q_len in (FEW, kv_len)[: 2 if n == SPLITS else 1]:  # as many rows would take long
-                yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, kv_len), varied=False, steep=n > SPLITS), 2 * n)
+                yield _split(spec, splits, Aim(Shape(1, 1, 1, q_len, kv_len), varied=False, steep=n > SPLITS), 2 * n)
             if has_sequences(plan):
                 every = ((FEW, 0), (FEW, kv_len))
                 yield Aim(Shape(2, 1, 1, FEW, kv_len), Setting(multiprocessors=4 * SPLITS, lengths=every), varied=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attngen.inspect.blocks import held_by, parts_of, tile_of, visits_keys, visits_rows
+from attngen.inspect.blocks import held_by, tile_of, visits_keys, visits_rows
 from attngen.inspect.trial import Setting, Trial
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles
@@ -212,15 +212,14 @@ class Case:
     @property
     def parts(self) -> int:
         """Over how many work tiles the query heads of a group are divided; 1 if the plan does not divide them."""
-        rule = parts_of(self.plan)
+        rule = self.plan.own.parts
         return 1 if rule is None else int(rule({**self.sizes, "multiprocessors": self.processors}))
 
     @property
     def splits(self) -> int:
-        """The number of blocks over which `decode` splits the keys of a row; 1 of other schedules."""
-        if not self.plan.schedule.packs_heads:
-            return 1
-        return int(self.plan.own.splits({**self.sizes, "multiprocessors": self.processors}))
+        """The number of blocks over which the keys of a row are split."""
+        rule = self.plan.own.splits
+        return 1 if rule is None else int(rule({**self.sizes, "multiprocessors": self.processors}))
 
     def tiles_of_warps(self, block: Block) -> Array:
         """How many tiles each warp of each split of a block of `decode` visits: [splits, warps]."""

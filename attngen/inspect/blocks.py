@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from attngen.plan import Plan
 
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
@@ -17,9 +15,7 @@ def tile_of(plan: Plan) -> tuple[int, int]:
 
 def held_by(plan: Plan) -> tuple[int, int]:
     """The rows of a block that visits tiles of keys, and the keys of one that visits tiles of rows."""
-    if plan.wanted and plan.schedule.is_warp_specialized:
-        return plan.own.held, plan.own.held_keys
-    return plan.block_q, plan.block_kv
+    return plan.own.held or plan.block_q, plan.own.held_keys or plan.block_kv
 
 
 def visits_keys(plan: Plan) -> bool:
@@ -28,7 +24,7 @@ def visits_keys(plan: Plan) -> bool:
         return False
     if not plan.schedule.visits_rows:
         return True
-    return "dq" in plan.own.kernels or getattr(plan.own, "delta", "") == "sums over keys"
+    return "dq" in plan.own.kernels or plan.own.delta == "sums over keys"
 
 
 def visits_rows(plan: Plan) -> bool:
@@ -37,9 +33,4 @@ def visits_rows(plan: Plan) -> bool:
 
 
 def copies_by_tma(plan: Plan) -> bool:
-    return plan.schedule.by_tma or getattr(plan.own, "copies", "") == "tma"
-
-
-def parts_of(plan: Plan) -> Callable[[Mapping[str, int]], int] | None:
-    """Over how many work tiles of a backward the query heads of a group are divided, by sizes; None if the plan never does."""
-    return getattr(plan.own, "parts", None) if plan.wanted else None
+    return plan.schedule.by_tma or plan.own.copies_by_tma

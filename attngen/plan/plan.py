@@ -15,6 +15,7 @@ from attngen.plan.captured_sums import TermSum
 from attngen.plan.facts import SpecFacts
 from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.mask_bounds import MaskBounds
+from attngen.plan.own import NONE, Own
 from attngen.plan.problem import Problem
 from attngen.plan.register_table import Measured
 from attngen.plan.shared_memory import Layout, SharedBuffer, layouts
@@ -187,7 +188,7 @@ class Plan:
     bounds: MaskBounds
     decisions: tuple[Decision, ...]
     buffers: tuple[SharedBuffer, ...] = ()
-    own: Any = None  # the schedule's own choices: a frozen value of its package, None if it has none
+    own: Own = NONE  # the schedule's own choices: a frozen value of its package
     blocks: int = 0  # per SM, for the launch bounds; 0: not stated
     least_shared: int = 0  # bytes of shared memory that a block takes if it needs fewer, so that an SM has no more blocks
     heads_in_l2: HeadsInL2 | None = None  # how work tiles are numbered; None: the grid has a dimension per head
@@ -255,7 +256,7 @@ class Plan:
     @property
     def q_place(self) -> QPlace | None:
         """Where the fragments of Q stay; None if the schedule has no choice."""
-        held = getattr(self.own, "q_in_registers", None)
+        held = self.own.q_in_registers
         return None if held is None else "registers" if held else "shared"
 
     @property

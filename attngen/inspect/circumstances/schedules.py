@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attngen.inspect.block_work import Block, Case
-from attngen.inspect.blocks import held_by, parts_of, visits_keys
+from attngen.inspect.blocks import held_by, visits_keys
 from attngen.inspect.circumstances.row import (
     AXES,
     FEW_ROWS,
@@ -206,7 +206,7 @@ def _has_idle(tiles: Any) -> bool:
 
 def divides_groups(plan: Plan) -> bool:
     """Whether the query heads of a group may be divided over work tiles."""
-    return parts_of(plan) is not None
+    return plan.own.parts is not None
 
 
 SPLITS = (

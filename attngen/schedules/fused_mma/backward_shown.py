@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
+from attngen.schedules.fused_mma.backward_needs import FusedMmaBackwardPlan
 from attngen.spec.attention import AttentionSpec
 
 # What each kernel that visits tiles adds up by products.
@@ -16,7 +17,7 @@ SUMS = {
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    own = plan.own
+    own = FusedMmaBackwardPlan.of_plan(plan)
     which = "not empty" if plan.bounds.per_tile else "begin to end"
     own_rows = plan.block_q // own.shares  # rows of a tile per warp
 

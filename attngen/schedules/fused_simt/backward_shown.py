@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
+from attngen.schedules.fused_simt.backward_plan import FusedSimtBackwardPlan
 from attngen.spec.attention import AttentionSpec
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    own = plan.own
+    own = FusedSimtBackwardPlan.of_plan(plan)
     rows, columns = plan.block_q // own.row_threads, plan.block_kv // own.column_threads
 
     def dots(name: str, dims: int, terms: int, operands: str, anchor: str) -> Loop:

@@ -10,7 +10,7 @@ from attngen.spec.attention import AttentionSpec
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    rows, terms = plan.block_q // fused_simt.ROW_THREADS, plan.own.slice
+    rows, terms = plan.block_q // fused_simt.ROW_THREADS, fused_simt.FusedSimtPlan.of_plan(plan).slice
     keys, dims = plan.block_kv // fused_simt.COLUMN_THREADS, spec.head_dim_v // fused_simt.COLUMN_THREADS
     slices, fours = f"{spec.head_dim} / {terms} = {spec.head_dim // terms}", f"{plan.block_kv} / 4 = {plan.block_kv // 4}"
     qk, pv = f"Q, K: shared; {rows} x {keys} of S: registers", f"P, V: shared; {rows} x {dims} of O: registers"

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
+from attngen.schedules.hopper_backward.plan import HopperBackwardPlan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import gradient_argument
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
+    own = HopperBackwardPlan.of_plan(plan)
     stages = f"pipeline stage, 1 of {plan.stages}"
     visited = f"tiles of {plan.block_q}, {'not empty' if plan.bounds.per_tile else 'begin to end'}"
 
@@ -32,17 +34,17 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         multiplied = Loop("tiles", visited, stages, f"{seen}: shared", "while (!is_last(visit))", inner)
         producer = role("producer", "one warp", f"{held}: global to shared by TMA", "while (next < work_tiles())", copied)
         stored = f"{sums}: registers to shared to global"
-        consumers = role("consumers", f"{plan.own.consumers} warpgroups", stored, "void compute() {", multiplied)
+        consumers = role("consumers", f"{own.consumers} warpgroups", stored, "void compute() {", multiplied)
         return kernel("one for each SM", producer, consumers, *(followers if held == "K, V" else ()))
 
-    adds = plan.own.dq == "additions"
+    adds = own.dq == "additions"
     of_one = {f"S^T, dP^T; dV += P^T dO, dK += dS^T Q{', dQ = dS K of the tile before' * adds}": "void step("}
     of_two = {"S^T; dV += P^T dO": "void issue_dv() {", "dP^T; dK += dS^T Q": "void issue_dk() {"}
-    rows = Loop("rows", str(plan.own.held), "lanes of a row", "O, dO: global", "r < DELTA_ROWS")
+    rows = Loop("rows", str(own.held), "lanes of a row", "O, dO: global", "r < DELTA_ROWS")
     every = {
         "delta": kernel("O, dO: global", rows),
         "special_rows": kernel("Q, dO: global", replace(rows, memory="Q, dO: global", anchor="row < BLOCK_ROWS")),
-        "dk_dv": of("K, V", "Q, dO", "dK, dV", of_two if plan.own.split_products else of_one),
+        "dk_dv": of("K, V", "Q, dO", "dK, dV", of_two if own.split_products else of_one),
         "add_parts": kernel(
             "partial dK, dV: global", Loop("parts", "parts", "thread", "dK, dV: registers to shared to global", "part < parts")
         ),
@@ -51,11 +53,11 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
             "sums of dQ: global",
             Loop(
                 "sums",
-                f"{plan.own.dq_registers} of a part",
+                f"{own.dq_registers} of a part",
                 "thread",
                 "dQ: registers to shared to global",
                 "void add_registers(",
             ),
         ),
     }
-    return {name: every[name] for name in plan.own.kernels}
+    return {name: every[name] for name in own.kernels}

@@ -11,9 +11,10 @@ from attngen.spec.attention import AttentionSpec
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    rows, columns = plan.own.row_threads, plan.own.column_threads
+    own = tiled.TiledPlan.of_plan(plan)
+    rows, columns = own.row_threads, own.column_threads
     own_rows, own_keys = plan.block_q // rows, plan.block_kv // columns
-    slices = plan.own.slice
+    slices = own.slice
 
     def product(terms: str, count: int, operands: str, result: str, own: int, condition: str) -> Loop:
         products = Loop("products", f"{own_rows} x {own}", "thread, unrolled", f"{result}: registers", "part[r][")
@@ -37,7 +38,8 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
 
 def layouts(spec: AttentionSpec, plan: Plan) -> tuple[Layout, ...]:
     """The layouts of slices of SLICE terms. All but V are transposed, so that a row has what a warp reads in one step."""
-    terms, gap = plan.own.slice, (tiled.ROWS_PER_PAD, 4 * plan.own.pad)
+    own = tiled.TiledPlan.of_plan(plan)
+    terms, gap = own.slice, (tiled.ROWS_PER_PAD, 4 * own.pad)
     widths = {"Q": plan.block_q, "K": plan.block_kv, "P": plan.block_q}
     padded = [Layout(f"{name}, transposed", terms, 4 * width, 4 * width, ROW, gap=gap) for name, width in widths.items()]
     return (*padded, Layout("V", terms, 4 * tiled.BLOCK_DV, 4 * tiled.BLOCK_DV, ROW))
