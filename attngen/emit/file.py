@@ -122,7 +122,7 @@ class File(KernelMaker):
             "threshold": "threshold" if variant.exponent_varies else "RESCALE_THRESHOLD / EXPONENT_SCALE",
             "score_each": variant.score is not None or bool(variant.score_of_two) or not variant.fold_scale,
             "lse": plan.writes_lse,
-            "lse_rest": plan.saves_lse_rest,
+            "lse_rest": "lse_rest" in plan.numbers_of_rows,
             "dlse": spec.lse,
             "solves_range": plan.bounds.begin is not ZERO or plan.bounds.end is not KEYS.length,
             "tile_arguments": (variant.classify.arguments if variant.classify else ()) + variant.kv_range.arguments,

@@ -285,7 +285,7 @@ def _derivative(spec: AttentionSpec, plan: Plan) -> Expr | None:
 
 def _sink(spec: AttentionSpec, plan: Plan) -> Expr | None:
     """The sink, unless a backward reads it as a part of lse."""
-    lse_has_it = "lse" in plan.saved and {*plan.wanted} <= {*QKV}
+    lse_has_it = plan.direction == "backward" and "lse" in plan.saved and {*plan.wanted} <= {*QKV}
     return None if lse_has_it else spec.sink
 
 

@@ -12,8 +12,9 @@ from attngen.plan.choices import choice, decided
 from attngen.plan.decisions import wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
+from attngen.plan.own import Own
 from attngen.plan.plan import Decision, origin_of
-from attngen.plan.saved import Delta, delta_of, row_values
+from attngen.plan.saved import delta_of, row_values
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.schedules.fused_mma.needs import WHY_IDLE
@@ -39,10 +40,9 @@ class DqPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FusedMmaBackwardPlan:
+class FusedMmaBackwardPlan(Own):
     """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
 
-    kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
     # columns of S and dP that are multiplied at once
     part: int = choice("PART", lambda own, facts: (str(own.part), WHY_PART))
     split: Split  # the type of the two parts of each number; empty: numbers are not split
@@ -51,7 +51,6 @@ class FusedMmaBackwardPlan:
     qk_width: int  # elements per row of Q or K in shared memory, without the padding
     v_width: int
     dq: Dq  # who adds up dQ
-    delta: Delta
     shares: int = 1  # warps that have the same keys: each has its share of a tile's rows, for the pairs, and of the columns
     dq_part: DqPart | None = None  # additions only
 
@@ -59,17 +58,18 @@ class FusedMmaBackwardPlan:
 def own_plan(
     facts: SpecFacts, tile: Tile, kernels: tuple[str, ...], part: int, widths: tuple[int, int], dq: Dq, **more: Any
 ) -> FusedMmaBackwardPlan:
-    copied, (qk, v) = chunk(facts.spec), widths
+    copied, threads = chunk(facts.spec), 32 * tile.warps
+    qk_width, v_width = widths
     return FusedMmaBackwardPlan(
         kernels=kernels,
+        delta=delta_of(facts),
         part=part,
         split=operands(facts.spec).split,
-        idle_copiers=any(32 * tile.warps % (width // copied) for width in widths),
+        idle_copiers=any(threads % (width // copied) for width in widths),
         chunk=copied,
-        qk_width=qk,
-        v_width=v,
+        qk_width=qk_width,
+        v_width=v_width,
         dq=dq,
-        delta=delta_of(facts),
         **more,
     )
 

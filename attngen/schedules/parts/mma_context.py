@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from attngen.emit.constants import ConstantLine, thread_grid
 from attngen.schedules.parts.fused_context import ROW_BLOCKS, Fused
+from attngen.schedules.parts.mma import MmaPlan
 
 
 class ByMma(Fused):
     """The context of a forward in which cp.async copies rows of tiles and warps multiply them, fp32 as split operands."""
 
+    own: MmaPlan
+
     @property
     def split(self) -> str:
-        return str(self.own.split)
+        return self.own.split
 
     @property
     def v_width(self) -> str:
