@@ -632,53 +632,42 @@ template <int TILE_ROWS, int SLABS, int EXTRA_SLABS = 0> struct SlabTile {
 };
 using OTile = SlabTile<16, OUTPUT_SLABS>;  // rows of a warp, on their way to global memory
 
-// A tile that a producer fills for each work tile and consumers read, like a Pipeline of one stage.
-//     full   a phase of it ends when the bytes of the tile have arrived: then the tile may be read
-//     empty  a phase of it ends when all readers of the tile have released it: then the next one may be copied there
-template <typename Tile> struct SingleTile {
-    Tile tile;
-    unsigned long long *full, *empty;
-    unsigned phase = 0;  // parity of the current phase of both
-
-    __device__ __forceinline__ void acquire() const { mbarrier_wait(empty, phase ^ 1); }
-    __device__ __forceinline__ void load_async(const HeadRows& rows, int row) const {
-        tile.load_async(rows, full, row, L2_EVICT_FIRST);  // no other block reads these rows
-    }
-    __device__ __forceinline__ void wait_full() const { mbarrier_wait(full, phase); }
-    __device__ __forceinline__ void release() const { mbarrier_arrive(empty); }
-    __device__ __forceinline__ void advance() { phase ^= 1; }
-};
-
-// A ring of STAGES tiles in shared memory, and a position in it: the current stage, and the parity of the current phase of
-// its mbarriers, which flips each time the position passes the end of the ring.
-//     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
-template <typename Tile> struct Ring {
-    Tile first;                // of [STAGES]
-    unsigned long long* full;  // [STAGES]
+// A place in a ring of stages: the stage, and the parity of the current phase of its mbarriers, which flips each time the
+// position passes the end of the ring.
+struct Position {
     int index = 0;
     unsigned phase = 0;
 
-    // One thread: copies a tile of K or V, of which `row` is the first row, to `stage`
-    __device__ __forceinline__ void load_async(int stage, const HeadRows& rows, int row) const {
-        const Tile tile = {first.smem + stage * Tile::BYTES};
-        tile.load_async(rows, full + stage, row, L2_EVICT_LAST);
-    }
-    __device__ __forceinline__ void wait_full() const { mbarrier_wait(full + index, phase); }
-    __device__ __forceinline__ void advance() {
-        if (++index == STAGES) index = 0, phase ^= 1;
+    __device__ __forceinline__ void advance(int stages) {
+        if (++index == stages) index = 0, phase ^= 1;
     }
 };
 
-// A ring between a producer and consumers. Each role has its own copy of this object: tiles and mbarriers are shared, the
-// position is not.
+// A ring of tiles in shared memory, one for each stage.
+//     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
+template <typename Tile> struct Ring {
+    Tile first;                // of the stages
+    unsigned long long* full;  // one for each stage
+
+    __device__ __forceinline__ Tile tile(int stage) const { return {first.smem + stage * Tile::BYTES}; }
+    // One thread: copies a tile, of which `row` is the first row, to `stage`
+    template <typename Rows = HeadRows>
+    __device__ __forceinline__ void load_async(int stage, const Rows& rows, int row,
+                                               unsigned long long l2_hint = L2_EVICT_LAST) const {
+        tile(stage).load_async(rows, full + stage, row, l2_hint);
+    }
+    __device__ __forceinline__ void wait_full(const Position& at) const { mbarrier_wait(full + at.index, at.phase); }
+};
+
+// A ring between a producer and consumers. Tiles and mbarriers are shared; each role has a position of its own.
 //     empty[stage]  a phase of it ends when all readers of the stage have released it: then the next tile may be copied there
 template <typename Tile> struct Pipeline : Ring<Tile> {
-    unsigned long long* empty;  // [STAGES]
+    unsigned long long* empty;  // one for each stage
 
     // The producer, before it copies: waits until the stage is empty. In the first round it is, and the wait returns at once
-    __device__ __forceinline__ void acquire() const { mbarrier_wait(empty + this->index, this->phase ^ 1); }
+    __device__ __forceinline__ void acquire(const Position& at) const { mbarrier_wait(empty + at.index, at.phase ^ 1); }
     // A reader, when it has read the stage
-    __device__ __forceinline__ void release() const { mbarrier_arrive(empty + this->index); }
+    __device__ __forceinline__ void release(const Position& at) const { mbarrier_arrive(empty + at.index); }
 };
 
 // 7. What both kernels share
@@ -710,7 +699,6 @@ struct Work {
     int part;  // of the query heads that share the keys
     int next, h_begin, h_end;  // for the producer alone, which has few registers: the next work tile, and its query heads
 };
-constexpr int WORK_WORDS = sizeof(Work) / sizeof(int);
 
 constexpr int NO_TILE = 1 << 30;  // as a first tile: there is none
 
@@ -728,11 +716,19 @@ struct Found {
 };
 constexpr int FOUND = 64;  // places: 32 are written at once if at most one tile waits, while another may still be read
 
+// What the producer publishes, in shared memory; `found` is its own.
+struct TileFeed {
+    Work works[2];  // by the phase of what is held: the current work tile, and the one before
+    Found found[FOUND];
+    // of the tile of each stage
+    int visits[STAGES], visit_heads[STAGES];
+};
+
 // Writes a warp's 16 rows of a sum, times `factor`, through the warp's own tile in shared memory. TMA writes no row past the
 // last one.
-template <int COLUMNS>
-__device__ __forceinline__ void store_rows(const OTile& rows, const TensorMap* map, const float (&sum)[COLUMNS / 2], float factor,
-                                           int first_row, int h_idx, int b_idx) {
+template <int COLUMNS, typename Tile>
+__device__ __forceinline__ void store_rows(const Tile& rows, const TensorMap* map, const float (&sum)[COLUMNS / 2], float factor,
+                                           int first_row, int h_idx, int place) {
     const int lane = thread_index() % 32;
     if (lane == 0) tma_store_wait_read<0>();  // earlier copies have read the tile
     __syncwarp();
@@ -748,7 +744,7 @@ __device__ __forceinline__ void store_rows(const OTile& rows, const TensorMap* m
     if (lane == 0) {
 #pragma unroll
         for (int slab = 0; 64 * slab < COLUMNS; ++slab)
-            tma_store(map, rows.smem + slab * OTile::SLAB_BYTES, 64 * slab, first_row, h_idx, b_idx);
+            tma_store(map, rows.smem + slab * Tile::SLAB_BYTES, 64 * slab, first_row, h_idx, place);
         tma_store_commit();
     }
 }
@@ -806,17 +802,18 @@ struct Block {
     unsigned* next_work;
     int batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2;
 
-    SingleTile<KTile> k;  // of the work tile, and with it `works`
-    SingleTile<VTile> v;
-    Pipeline<QTile> q;  // of the tiles that are visited, and with each `visits` and `tile_numbers`
-    Ring<DoTile> dO;  // turns with `q`, and is released with it
+    Pipeline<KTile> k;  // of the work tile, and with it `works` of the feed
+    Pipeline<VTile> v;
+    Pipeline<QTile> q;  // of the tiles that are visited, and with each what the feed has of it
+    Ring<DoTile> dO;  // released with `q`
     OTile out;             // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
-    volatile Work* works;  // [2], by the phase of `k`: the current work tile, and the one before
-    volatile Found* found;  // [FOUND]: the producer's own
-    volatile int* visits;   // [STAGES]
+    volatile TileFeed* feed;
     RowNumbers* tile_numbers;  // [STAGES]
 
-    __device__ __forceinline__ volatile Work& work() const { return works[k.phase]; }
+    // Where this role is: in the rings of what is held, and of what is visited
+    Position work_at, tile_at;
+
+    __device__ __forceinline__ volatile Work& work() const { return feed->works[work_at.phase]; }
 
     // Where the sums of 64 keys of a work tile that has a part of a group begin, those of dK first
     __device__ __forceinline__ float* sums_of_part(const volatile Work& of, int keys) const {
@@ -857,7 +854,7 @@ struct Producer : Block {
         const bool elected = threadIdx.x == 0;
         int next = blockIdx.x;
         while (next < work_tiles()) {
-            k.acquire();
+            k.acquire(work_at);
             if (elected) begin_work_tile(next);
             __syncwarp();
             h_idx = work().h_begin, next_tile = 0;
@@ -870,14 +867,14 @@ struct Producer : Block {
                 if (elected && few && h_idx >= work().h_end) take_work_tile();
                 if (first && elected) load_held(count > 0);
                 if (count == 0) break;
-                if (elected) load_tile(found[place]);
+                if (elected) load_tile(feed->found[place]);
                 place = (place + 1) % FOUND, --count;
             }
             __syncwarp();
             next = work().next;
-            k.advance();
+            work_at.advance(1);
         }
-        k.acquire();
+        k.acquire(work_at);
         if (elected) {
             work().block = END;
             mbarrier_arrive(k.full);
@@ -893,7 +890,8 @@ struct Producer : Block {
     // Publishes the coordinates of a work tile
     __device__ __forceinline__ void begin_work_tile(int number) const {
         const int group_size = opaque(q_heads) / kv_heads;
-        const WorkTile at = work_tile_of(number, work_tiles(), blocks(), kv_heads * parts, opaque(heads_in_l2) / group_size * parts);
+        const WorkTile at = work_tile_of(number, work_tiles(), blocks(), kv_heads * parts,
+                                         opaque(heads_in_l2) / group_size * parts);
         work().h_begin = at.h_idx * group_size / parts, work().h_end = (at.h_idx + 1) * group_size / parts;
         work().h_idx = at.h_idx / parts, work().part = at.h_idx % parts;  // each part is numbered as a head
         work().block = at.block;
@@ -929,7 +927,7 @@ struct Producer : Block {
         }
         const unsigned lanes = __ballot_sync(0xffffffff, visited);
         if (visited) {
-            volatile Found& mine = found[(place + count + __popc(lanes & ((1u << threadIdx.x) - 1))) % FOUND];
+            volatile Found& mine = feed->found[(place + count + __popc(lanes & ((1u << threadIdx.x) - 1))) % FOUND];
             mine.visit = visit_of(q_tile, partial), mine.h_idx = h_idx;
         }
         __syncwarp();
@@ -937,33 +935,32 @@ struct Producer : Block {
         if (next_tile >= end) ++h_idx, next_tile = 0;
     }
 
-    // K and V of the work tile
+    // K and V of the work tile. No other block reads these rows
     __device__ __forceinline__ void load_held(bool any) {
         volatile Work& at = work();
         at.any = any;
-        k.load_async({k_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
-        v.phase = k.phase;  // both advance together
-        v.acquire();
-        v.load_async({v_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
+        k.load_async(0, {k_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS, L2_EVICT_FIRST);
+        v.acquire(work_at);
+        v.load_async(0, {v_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS, L2_EVICT_FIRST);
     }
 
     // A tile to visit, and numbers of its rows
     __device__ __forceinline__ void load_tile(const volatile Found& tile) {
         const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // bit 0: consumers stop after this tile
         const int q_lo = tile_of(visit) * BLOCK_Q, b_idx = work().b_idx;
-        q.acquire();
-        visits[q.index] = visit;
+        q.acquire(tile_at);
+        feed->visits[tile_at.index] = visit;
         const int tiles = BLOCK_ROWS / BLOCK_Q * ((q_len + BLOCK_ROWS - 1) / BLOCK_ROWS);  // of a head, in `numbers`
         const RowNumbers* of_head = numbers + (long long)(b_idx * q_heads + h_idx) * tiles;
-        mbarrier_expect_bytes(q.full + q.index, sizeof(RowNumbers));
-        bulk_load(tile_numbers + q.index, of_head + tile_of(visit), sizeof(RowNumbers), q.full + q.index);
-        q.load_async(q.index, {q_map, h_idx, b_idx}, q_lo);
-        dO.load_async(q.index, {do_map, h_idx, b_idx}, q_lo);
-        q.advance();
+        mbarrier_expect_bytes(q.full + tile_at.index, sizeof(RowNumbers));
+        bulk_load(tile_numbers + tile_at.index, of_head + tile_of(visit), sizeof(RowNumbers), q.full + tile_at.index);
+        q.load_async(tile_at.index, {q_map, h_idx, b_idx}, q_lo);
+        dO.load_async(tile_at.index, {do_map, h_idx, b_idx}, q_lo);
+        tile_at.advance(STAGES);
     }
 };
 
-// A consumer thread's registers of the matrices: accumulators S^T, dP^T, dK and dV, operands P^T and dS^T, K and V.
+// A consumer thread's registers of the matrices: accumulators, and operands as unsigned.
 struct Fragments {
     float S[BLOCK_Q / 2];   // s; then the factor of dP - delta, which is P itself for most scores
     float dP[BLOCK_Q / 2];
@@ -992,21 +989,21 @@ struct Consumer : Block {
     }
 
     // Loads the keys and values of a work tile as A operands: lane l points at row l % 16, columns 8 * (l / 16) of 16 x 16 rows
-    // and columns. Then both are released: the next ones are copied while the tiles of this work tile are visited
+    // and columns. What no product reads from shared memory is released: the next is copied while this work tile is computed
     __device__ __forceinline__ void hold_keys() {
         const int row = 16 * (thread_index() / 32 - 4) + lane % 16;  // of the block
 #pragma unroll
-        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(frag.K[step], k.tile.at(0, row, step * 2 + lane / 16));
-        k.release();
-        v.wait_full();
+        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(frag.K[step], k.first.at(0, row, step * 2 + lane / 16));
+        k.release(work_at);
+        v.wait_full(work_at);
 #pragma unroll
-        for (int step = 0; step < V_STEPS; ++step) ldmatrix_x4(frag.V[step], v.tile.at(0, row, step * 2 + lane / 16));
-        v.release();
+        for (int step = 0; step < V_STEPS; ++step) ldmatrix_x4(frag.V[step], v.first.at(0, row, step * 2 + lane / 16));
+        v.release(work_at);
     }
 
     // S^T = K Q^T, issued
     __device__ __forceinline__ void issue_scores() {
-        const unsigned long long q_tile = smem_descriptor(q_operand + q.index * (QTile::BYTES / 16));
+        const unsigned long long q_tile = smem_descriptor(q_operand + tile_at.index * (QTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
@@ -1016,7 +1013,7 @@ struct Consumer : Block {
 
     // dP^T = V dO^T, issued
     __device__ __forceinline__ void issue_weight_gradients() {
-        const unsigned long long do_tile = smem_descriptor(do_operand + dO.index * (DoTile::BYTES / 16));
+        const unsigned long long do_tile = smem_descriptor(do_operand + tile_at.index * (DoTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < V_STEPS; ++step)
@@ -1026,7 +1023,7 @@ struct Consumer : Block {
 
     // dV += P^T dO, issued
     __device__ __forceinline__ void issue_dv() {
-        const unsigned long long do_tile = smem_descriptor(do_rows_operand + dO.index * (DoTile::BYTES / 16));
+        const unsigned long long do_tile = smem_descriptor(do_rows_operand + tile_at.index * (DoTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_Q / 16; ++step)
@@ -1036,7 +1033,7 @@ struct Consumer : Block {
 
     // dK += dS^T Q, issued; softmax_scale is applied at the end
     __device__ __forceinline__ void issue_dk() {
-        const unsigned long long q_tile = smem_descriptor(q_rows_operand + q.index * (QTile::BYTES / 16));
+        const unsigned long long q_tile = smem_descriptor(q_rows_operand + tile_at.index * (QTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_Q / 16; ++step)
@@ -1047,7 +1044,7 @@ struct Consumer : Block {
     // P^T from S^T, rounded
     template <bool PARTIAL> __device__ __forceinline__ void compute_weights() {
         const int q_lo = tile_of(visit) * BLOCK_Q;
-        const RowNumbers& of_row = tile_numbers[q.index];
+        const RowNumbers& of_row = tile_numbers[tile_at.index];
 #pragma unroll
         for (int first = 0; first < BLOCK_Q / 2; first += 2) {
             float weights[2];
@@ -1074,7 +1071,7 @@ struct Consumer : Block {
 
     // dS^T, the gradient of s, rounded
     template <bool PARTIAL> __device__ __forceinline__ void score_gradients() {
-        const RowNumbers& of_row = tile_numbers[q.index];
+        const RowNumbers& of_row = tile_numbers[tile_at.index];
         const auto gradient = [&](int i) {
             return PARTIAL && frag.S[i] == 0.0f ? 0.0f : frag.S[i] * (frag.dP[i] - of_row.delta[lane % 4 * 2 + column_of(i)]);
         };
@@ -1084,9 +1081,9 @@ struct Consumer : Block {
 
     // Reads what the producer has published of the current tile
     __device__ __forceinline__ void read_visit() {
-        visit = __shfl_sync(0xffffffff, visits[q.index], 0);
+        visit = __shfl_sync(0xffffffff, feed->visits[tile_at.index], 0);
         // A tile with a row of large scores, or with NaN or infinity, counts as partial
-        const float* number = tile_numbers[q.index].offset;
+        const float* number = tile_numbers[tile_at.index].offset;
         bool mine = false;
 #pragma unroll
         for (int row = lane; row < BLOCK_Q; row += 32) mine |= number[row] != 0.0f;
@@ -1095,21 +1092,22 @@ struct Consumer : Block {
 
     // Sets the rows of the tile in which Q or dO has NaN or infinity to 0 in both, if there are any. All consumers do it together
     __device__ __forceinline__ void clear_rows() {
-        const float* number = tile_numbers[q.index].lse2;
+        const float* number = tile_numbers[tile_at.index].lse2;
         bool mine = false;
 #pragma unroll
         for (int row = lane; row < BLOCK_Q; row += 32) mine |= number[row] != number[row];
         if (!__any_sync(0xffffffff, mine)) return;
-        dO.index = q.index, dO.phase = q.phase;
-        dO.wait_full();
+        dO.wait_full(tile_at);
         named_barrier_sync(1, RELEASES);  // no product of the other consumer reads the tile any more
 #pragma unroll 1
         for (int i = thread_index() - 128; i < 8 * BLOCK_Q; i += RELEASES) {  // eight chunks of each row of a slab
             if (number[i / 8] == number[i / 8]) continue;
 #pragma unroll 1
-            for (int slab = 0; slab < QK_SLABS; ++slab) *(Chunk*)(q.first.smem + q.index * QTile::BYTES + slab * QTile::SLAB_BYTES + 16 * i) = {};
+            for (int slab = 0; slab < QK_SLABS; ++slab)
+                *(Chunk*)(q.first.smem + tile_at.index * QTile::BYTES + slab * QTile::SLAB_BYTES + 16 * i) = {};
 #pragma unroll 1
-            for (int slab = 0; slab < V_SLABS; ++slab) *(Chunk*)(dO.first.smem + q.index * DoTile::BYTES + slab * DoTile::SLAB_BYTES + 16 * i) = {};
+            for (int slab = 0; slab < V_SLABS; ++slab)
+                *(Chunk*)(dO.first.smem + tile_at.index * DoTile::BYTES + slab * DoTile::SLAB_BYTES + 16 * i) = {};
         }
         async_proxy_fence();
         named_barrier_sync(1, RELEASES);  // the rows are 0: products may read the tile again
@@ -1118,8 +1116,7 @@ struct Consumer : Block {
     // One tile of rows, whose scores are there; LAST: no other follows in the work tile
     template <bool PARTIAL, bool LAST> __device__ __forceinline__ void step() {
         if (PARTIAL && visit & SPECIAL) clear_rows();
-        dO.index = q.index, dO.phase = q.phase;  // both rings advance together
-        dO.wait_full();
+        dO.wait_full(tile_at);
         issue_weight_gradients();
         compute_weights<PARTIAL>();
         issue_dv();
@@ -1127,19 +1124,19 @@ struct Consumer : Block {
         wgmma_received(frag.dP);
         score_gradients<PARTIAL>();
         issue_dk();
-        const Pipeline<QTile> done = q;
-        q.advance();
+        const Position done = tile_at;
+        tile_at.advance(STAGES);
         if constexpr (!LAST) {
-            q.wait_full();
+            q.wait_full(tile_at);
             read_visit();
             issue_scores();
             wgmma_wait<1>();
-            done.release();  // Q, and dO too
+            q.release(done);  // Q, and dO too
             wgmma_wait<0>();
             wgmma_received(frag.S);
         } else {
             wgmma_wait<0>();
-            done.release();
+            q.release(done);
         }
         wgmma_received(frag.dK);
         wgmma_received(frag.dV);
@@ -1148,7 +1145,7 @@ struct Consumer : Block {
     // All tiles of a work tile, and then the results dK and dV
     __device__ __forceinline__ void sum_tiles() {
         hold_keys();
-        q.wait_full();
+        q.wait_full(tile_at);
         read_visit();
         issue_scores();
         wgmma_wait<0>();
@@ -1164,9 +1161,8 @@ struct Consumer : Block {
 
     // Every work tile
     __device__ __forceinline__ void compute() {
-        for (;; k.advance()) {
-            v.phase = k.phase;  // both advance together
-            k.wait_full();
+        for (;; work_at.advance(1)) {
+            k.wait_full(work_at);
             if (__shfl_sync(0xffffffff, work().block, 0) == END) break;
             kv_lo = work().block * BLOCK_ROWS;
 #pragma unroll
@@ -1176,9 +1172,9 @@ struct Consumer : Block {
             if (__shfl_sync(0xffffffff, work().any, 0)) {
                 sum_tiles();
             } else {
-                v.wait_full();
-                k.release();
-                v.release();
+                v.wait_full(work_at);
+                k.release(work_at);
+                v.release(work_at);
             }
             // read again: the slot is written when K of the next work tile has been released too
             const volatile Work& done = work();
@@ -1214,7 +1210,6 @@ gpt2_backward_dk_dv(
     extern __shared__ __align__(1024) unsigned char smem[];
 
     unsigned long long* const barriers = (unsigned long long*)(smem + BARRIERS_SMEM);
-    volatile int* const told = (volatile int*)(smem + VISITS_SMEM);
     const of_keys::Block block = {
         &k_map, &v_map, &q_map, &do_map, &dk_map, &dv_map,
         numbers,
@@ -1222,14 +1217,12 @@ gpt2_backward_dk_dv(
         parts,
         next_work,
         batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2,
-        {{smem + HELD_QK_SMEM}, barriers, barriers + 1},
-        {{smem + HELD_V_SMEM}, barriers + 2, barriers + 3},
+        {{{smem + HELD_QK_SMEM}, barriers}, barriers + 1},
+        {{{smem + HELD_V_SMEM}, barriers + 2}, barriers + 3},
         {{{smem + VISITED_QK_SMEM}, barriers + 4}, barriers + 4 + STAGES},
         {{smem + VISITED_V_SMEM}, barriers + 4 + 2 * STAGES},
         {smem + OUT_SMEM},
-        (volatile Work*)told,
-        (volatile Found*)(told + 2 * WORK_WORDS),
-        told + 2 * WORK_WORDS + 2 * FOUND,
+        (volatile TileFeed*)(smem + VISITS_SMEM),
         (RowNumbers*)(smem + ROW_NUMBERS_SMEM),
     };
     block.set_up();
@@ -1262,11 +1255,11 @@ constexpr int PART_SUMS = CONSUMERS * WARPGROUP_ROWS * (HEAD_DIM + HEAD_DIM_V); 
 // The sum of parts, stored
 template <int COLUMNS>
 __device__ __forceinline__ void store_sum_of_parts(const OTile& rows, const TensorMap* map, const float* sums, int parts, float factor,
-                                                   int first_key, int kv_h_idx, int b_idx) {
+                                                   int first_key, int kv_h_idx, int place) {
     float sum[COLUMNS / 2] = {};
 #pragma unroll 1
     for (int part = 0; part < parts; ++part) add_registers<COLUMNS>(sum, sums + part * PART_SUMS);
-    store_rows<COLUMNS>(rows, map, sum, factor, first_key, kv_h_idx, b_idx);
+    store_rows<COLUMNS>(rows, map, sum, factor, first_key, kv_h_idx, place);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -1311,16 +1304,17 @@ struct Block {
     unsigned* next_work;
     int batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2;
 
-    SingleTile<QTile> q;  // of the work tile, and with it `works`
-    SingleTile<DoTile> dO;  // released with `q`
-    Pipeline<KTile> k;  // of the tiles that are visited, and with each `visits`
-    Ring<VTile> v;  // turns with `k`, and is released with it
+    Pipeline<QTile> q;  // of the work tile, and with it `works` of the feed
+    Ring<DoTile> dO;  // released with `q`
+    Pipeline<KTile> k;  // of the tiles that are visited, and with each what the feed has of it
+    Ring<VTile> v;  // released with `k`
     OTile out;             // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
-    volatile Work* works;  // [2], by the phase of `q`: the current work tile, and the one before
-    volatile Found* found;  // [FOUND]: the producer's own
-    volatile int* visits;   // [STAGES]
+    volatile TileFeed* feed;
 
-    __device__ __forceinline__ volatile Work& work() const { return works[q.phase]; }
+    // Where this role is: in the rings of what is held, and of what is visited
+    Position work_at, tile_at;
+
+    __device__ __forceinline__ volatile Work& work() const { return feed->works[work_at.phase]; }
 
     // All threads, before the roles begin
     __device__ __forceinline__ void set_up() const {
@@ -1353,7 +1347,7 @@ struct Producer : Block {
         const bool elected = threadIdx.x == 0;
         int next = blockIdx.x;
         while (next < work_tiles()) {
-            q.acquire();
+            q.acquire(work_at);
             if (elected) begin_work_tile(next);
             __syncwarp();
             h_idx = work().h_begin, next_tile = 0;
@@ -1366,14 +1360,14 @@ struct Producer : Block {
                 if (elected && few && h_idx >= work().h_end) take_work_tile();
                 if (first && elected) load_held(count > 0);
                 if (count == 0) break;
-                if (elected) load_tile(found[place]);
+                if (elected) load_tile(feed->found[place]);
                 place = (place + 1) % FOUND, --count;
             }
             __syncwarp();
             next = work().next;
-            q.advance();
+            work_at.advance(1);
         }
-        q.acquire();
+        q.acquire(work_at);
         if (elected) {
             work().block = END;
             mbarrier_arrive(q.full);
@@ -1424,7 +1418,7 @@ struct Producer : Block {
         }
         const unsigned lanes = __ballot_sync(0xffffffff, visited);
         if (visited) {
-            volatile Found& mine = found[(place + count + __popc(lanes & ((1u << threadIdx.x) - 1))) % FOUND];
+            volatile Found& mine = feed->found[(place + count + __popc(lanes & ((1u << threadIdx.x) - 1))) % FOUND];
             mine.visit = visit_of(kv_tile, partial), mine.h_idx = h_idx;
         }
         __syncwarp();
@@ -1432,13 +1426,12 @@ struct Producer : Block {
         if (next_tile >= end) ++h_idx, next_tile = 0;
     }
 
-    // Q and dO of the work tile
+    // Q and dO of the work tile. No other block reads these rows
     __device__ __forceinline__ void load_held(bool any) {
         volatile Work& at = work();
         at.any = any;
-        q.load_async({q_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
-        dO.phase = q.phase;  // both advance together
-        dO.load_async({do_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
+        q.load_async(0, {q_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS, L2_EVICT_FIRST);
+        dO.load_async(0, {do_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS, L2_EVICT_FIRST);
     }
 
     // A tile to visit
@@ -1446,11 +1439,11 @@ struct Producer : Block {
         const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // bit 0: consumers stop after this tile
         const int kv_lo = tile_of(visit) * BLOCK_KV, b_idx = work().b_idx;
         const int kv_h_idx = h_idx / (q_heads / kv_heads);
-        k.acquire();
-        visits[k.index] = visit;
-        k.load_async(k.index, {k_map, kv_h_idx, b_idx}, kv_lo);
-        v.load_async(k.index, {v_map, kv_h_idx, b_idx}, kv_lo);
-        k.advance();
+        k.acquire(tile_at);
+        feed->visits[tile_at.index] = visit;
+        k.load_async(tile_at.index, {k_map, kv_h_idx, b_idx}, kv_lo);
+        v.load_async(tile_at.index, {v_map, kv_h_idx, b_idx}, kv_lo);
+        tile_at.advance(STAGES);
     }
 };
 
@@ -1460,6 +1453,7 @@ struct Fragments {
     float dP[BLOCK_KV / 2];
     float dQ[HEAD_DIM / 2];
     unsigned dS[BLOCK_KV / 16][4];
+    float lse2[2], delta[2], offset[2];  // of the lane's rows
 };
 
 // A consumer warpgroup: computes dQ of 64 rows. Each of its threads has the members in registers.
@@ -1469,25 +1463,23 @@ struct Consumer : Block {
     unsigned q_operand, do_operand, k_operand, k_rows_operand, v_operand;  // of stage 0
 
     Fragments& frag;
-    float (&row_lse2)[2], (&row_delta)[2], (&row_offset)[2];  // of this lane's rows
     bool large;  // whether a row has large scores: its tiles count as partial
 
     // The current work tile, and the current tile
-    int visit, q_lo;
+    int visit, q_lo, h_idx, b_idx;
 
-    __device__ __forceinline__ Consumer(const Block& block, int number, Fragments& frag,
-                                        float (&row_lse2)[2], float (&row_delta)[2], float (&row_offset)[2])
-        : Block(block), consumer(number), frag(frag), row_lse2(row_lse2), row_delta(row_delta), row_offset(row_offset) {
+    __device__ __forceinline__ Consumer(const Block& block, int number, Fragments& frag)
+        : Block(block), consumer(number), frag(frag) {
         lane = threadIdx.x % 32;
         lane_row = WARPGROUP_ROWS * consumer + 16 * (threadIdx.x % 128 / 32) + lane / 4;
-        q_operand = QTile{q.tile.smem + consumer * WARPGROUP_ROWS * ROW_BYTES}.k_major();
-        do_operand = DoTile{dO.tile.smem + consumer * WARPGROUP_ROWS * ROW_BYTES}.k_major();
+        q_operand = QTile{q.first.smem + consumer * WARPGROUP_ROWS * ROW_BYTES}.k_major();
+        do_operand = DoTile{dO.first.smem + consumer * WARPGROUP_ROWS * ROW_BYTES}.k_major();
         k_operand = k.first.k_major(), k_rows_operand = k.first.mn_major(), v_operand = v.first.k_major();
     }
 
     // Issues S = Q K^T
     __device__ __forceinline__ void issue_scores() {
-        const unsigned long long k_tile = smem_descriptor(k_operand + k.index * (KTile::BYTES / 16));
+        const unsigned long long k_tile = smem_descriptor(k_operand + tile_at.index * (KTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
@@ -1499,7 +1491,7 @@ struct Consumer : Block {
 
     // dP = dO V^T, issued
     __device__ __forceinline__ void issue_weight_gradients() {
-        const unsigned long long v_tile = smem_descriptor(v_operand + v.index * (VTile::BYTES / 16));
+        const unsigned long long v_tile = smem_descriptor(v_operand + tile_at.index * (VTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < V_STEPS; ++step) {
@@ -1511,7 +1503,7 @@ struct Consumer : Block {
 
     // dQ += dS K, issued; softmax_scale is applied at the end
     __device__ __forceinline__ void issue_dq() {
-        const unsigned long long k_tile = smem_descriptor(k_rows_operand + k.index * (KTile::BYTES / 16));
+        const unsigned long long k_tile = smem_descriptor(k_rows_operand + tile_at.index * (KTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step)
@@ -1529,9 +1521,9 @@ struct Consumer : Block {
             const int kv_idx = kv_lo + key;
             const float s = frag.S[i];
             float exponent = s;
-            if constexpr (PARTIAL) exponent = (__fmul_rn(exponent, softmax_scale) - row_offset[row_in_pair(i)]) * LOG2_E;
+            if constexpr (PARTIAL) exponent = (__fmul_rn(exponent, softmax_scale) - frag.offset[row_in_pair(i)]) * LOG2_E;
             else exponent *= EXPONENT_SCALE;
-            float weight = fast_exp2(exponent - row_lse2[row_in_pair(i)]);
+            float weight = fast_exp2(exponent - frag.lse2[row_in_pair(i)]);
             float slope = weight;
             if constexpr (PARTIAL) {
                 if (kv_lo + key >= kv_len || !mask(q_idx, kv_idx)) weight = slope = 0.0f;
@@ -1539,7 +1531,7 @@ struct Consumer : Block {
             frag.S[i] = slope;
         }
         const auto gradient = [&](int i) {
-            return PARTIAL && frag.S[i] == 0.0f ? 0.0f : frag.S[i] * (frag.dP[i] - row_delta[row_in_pair(i)]);
+            return PARTIAL && frag.S[i] == 0.0f ? 0.0f : frag.S[i] * (frag.dP[i] - frag.delta[row_in_pair(i)]);
         };
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; i += 2) frag.dS[i / 8][i / 2 % 4] = pack(gradient(i), gradient(i + 1));
@@ -1557,7 +1549,7 @@ struct Consumer : Block {
 
     // dQ += dS K without the elements of K that are NaN or infinite, by products of a warp
     __device__ __forceinline__ void add_finite_keys() {
-        const KTile keys = {k.first.smem + k.index * KTile::BYTES};
+        const KTile keys = k.tile(tile_at.index);
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step)
 #pragma unroll
@@ -1573,45 +1565,44 @@ struct Consumer : Block {
 
     // Reads what the producer has published of the current tile
     __device__ __forceinline__ void read_visit() {
-        visit = __shfl_sync(0xffffffff, visits[k.index], 0);
+        visit = __shfl_sync(0xffffffff, feed->visits[tile_at.index], 0);
         if (large) visit |= visit_of(0, 1 << consumer);
     }
 
-    // One tile of keys, whose S and dP are there; LAST: no other follows in the work tile, ALL_KEYS: see multiplies_all_keys
+    // One tile of keys, whose S and dP are there; LAST: no other follows in the work tile
+    // ALL_KEYS: see multiplies_all_keys
     template <bool PARTIAL, bool LAST, bool ALL_KEYS = true> __device__ __forceinline__ void step() {
-        if constexpr (LAST) q.release();  // and dO: their last products are there
+        if constexpr (LAST) q.release(work_at);  // and dO: their last products are there
         score_gradients<PARTIAL>();
         if constexpr (ALL_KEYS) issue_dq();
         else add_finite_keys();
-        const Pipeline<KTile> done = k;
-        k.advance();
-        v.index = k.index, v.phase = k.phase;  // both rings advance together
+        const Position done = tile_at;
+        tile_at.advance(STAGES);
         if constexpr (!LAST) {
-            k.wait_full();
+            k.wait_full(tile_at);
             read_visit();
             issue_scores();
-            v.wait_full();
+            v.wait_full(tile_at);
             issue_weight_gradients();
             wgmma_wait<2>();
-            done.release();  // K, and V too
+            k.release(done);  // K, and V too
             wgmma_wait<0>();
             wgmma_received(frag.S);
             wgmma_received(frag.dP);
         } else {
             wgmma_wait<0>();
-            done.release();
+            k.release(done);
         }
         wgmma_received(frag.dQ);
     }
 
     // All tiles of a work tile, and then the results dQ
     __device__ __forceinline__ void sum_tiles() {
-        v.index = k.index, v.phase = k.phase;
-        k.wait_full();
+        k.wait_full(tile_at);
         read_visit();
         issue_scores();
-        dO.wait_full();
-        v.wait_full();
+        dO.wait_full(work_at);
+        v.wait_full(tile_at);
         issue_weight_gradients();
         wgmma_wait<0>();
         wgmma_received(frag.S);
@@ -1629,13 +1620,12 @@ struct Consumer : Block {
 
     // Every work tile
     __device__ __forceinline__ void compute() {
-        for (;; q.advance()) {
-            dO.phase = q.phase;  // both advance together
-            q.wait_full();
+        for (;; work_at.advance(1)) {
+            q.wait_full(work_at);
             const int q_block = __shfl_sync(0xffffffff, work().block, 0);
             if (q_block == END) break;
-            const int h_idx = work().h_idx;
-            const int b_idx = work().b_idx;
+            h_idx = work().h_idx;
+            b_idx = work().b_idx;
             const bool any = __shfl_sync(0xffffffff, work().any, 0);
             q_lo = q_block * BLOCK_ROWS;
             const int blocks = (q_len + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -1643,7 +1633,7 @@ struct Consumer : Block {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int row = lane_row % BLOCK_Q + 8 * r;
-                row_lse2[r] = of_tile.lse2[row], row_delta[r] = of_tile.delta[row], row_offset[r] = of_tile.offset[row];
+                frag.lse2[r] = of_tile.lse2[row], frag.delta[r] = of_tile.delta[row], frag.offset[r] = of_tile.offset[row];
             }
             large = __any_sync(0xffffffff, of_tile.offset[lane] != 0.0f || of_tile.offset[lane + 32] != 0.0f);
 #pragma unroll
@@ -1651,11 +1641,12 @@ struct Consumer : Block {
             if (any) {
                 sum_tiles();
             } else {
-                dO.wait_full();
-                q.release();
+                dO.wait_full(work_at);
+                q.release(work_at);
             }
             const int warp = thread_index() / 32 - 4, first_row = q_block * BLOCK_ROWS + 16 * warp;
-            store_rows<HEAD_DIM>({out.smem + warp * OTile::BYTES}, dq_map, frag.dQ, softmax_scale, first_row, h_idx, b_idx);
+            const OTile rows = {out.smem + warp * OTile::BYTES};
+            store_rows<HEAD_DIM>(rows, dq_map, frag.dQ, softmax_scale, first_row, h_idx, b_idx);
         }
         if (lane == 0) tma_store_wait<0>();  // the copies read shared memory, which the block frees when it ends
     }
@@ -1676,20 +1667,17 @@ gpt2_backward_dq(
     extern __shared__ __align__(1024) unsigned char smem[];
 
     unsigned long long* const barriers = (unsigned long long*)(smem + BARRIERS_SMEM);
-    volatile int* const told = (volatile int*)(smem + VISITS_SMEM);
     const of_rows::Block block = {
         &q_map, &do_map, &k_map, &v_map, &dq_map,
         numbers,
         next_work,
         batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2,
-        {{smem + HELD_QK_SMEM}, barriers, barriers + 1},
-        {{smem + HELD_V_SMEM}, barriers + 2, barriers + 1},
+        {{{smem + HELD_QK_SMEM}, barriers}, barriers + 1},
+        {{smem + HELD_V_SMEM}, barriers + 2},
         {{{smem + VISITED_QK_SMEM}, barriers + 4}, barriers + 4 + STAGES},
         {{smem + VISITED_V_SMEM}, barriers + 4 + 2 * STAGES},
         {smem + OUT_SMEM},
-        (volatile Work*)told,
-        (volatile Found*)(told + 2 * WORK_WORDS),
-        told + 2 * WORK_WORDS + 2 * FOUND,
+        (volatile TileFeed*)(smem + VISITS_SMEM),
     };
     block.set_up();
 
@@ -1704,8 +1692,7 @@ gpt2_backward_dq(
         take_registers<232>();
         // Not members of Consumer: the compiler keeps an object with arrays in registers only if loops over these are unrolled
         of_rows::Fragments frag;
-        float row_lse2[2], row_delta[2], row_offset[2];
-        of_rows::Consumer consumer(block, warpgroup - 1, frag, row_lse2, row_delta, row_offset);
+        of_rows::Consumer consumer(block, warpgroup - 1, frag);
         consumer.compute();
     }
 }

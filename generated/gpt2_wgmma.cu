@@ -331,24 +331,31 @@ using QTile = SlabTile<BLOCK_Q, QK_SLABS>;
 using KTile = SlabTile<BLOCK_KV, QK_SLABS>;
 using VTile = SlabTile<BLOCK_KV, V_SLABS>;
 
-// A ring of STAGES tiles in shared memory, and a position in it: the current stage, and the parity of the current phase of
-// its mbarriers, which flips each time the position passes the end of the ring.
-//     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
-template <typename Tile> struct Ring {
-    Tile first;                // of [STAGES]
-    unsigned long long* full;  // [STAGES]
+// A place in a ring of stages: the stage, and the parity of the current phase of its mbarriers, which flips each time the
+// position passes the end of the ring.
+struct Position {
     int index = 0;
     unsigned phase = 0;
 
-    // One thread: copies a tile of K or V, of which `row` is the first row, to `stage`
-    __device__ __forceinline__ void load_async(int stage, const HeadRows& rows, int row) const {
-        const Tile tile = {first.smem + stage * Tile::BYTES};
-        tile.load_async(rows, full + stage, row, L2_EVICT_LAST);
+    __device__ __forceinline__ void advance(int stages) {
+        if (++index == stages) index = 0, phase ^= 1;
     }
-    __device__ __forceinline__ void wait_full() const { mbarrier_wait(full + index, phase); }
-    __device__ __forceinline__ void advance() {
-        if (++index == STAGES) index = 0, phase ^= 1;
+};
+
+// A ring of tiles in shared memory, one for each stage.
+//     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
+template <typename Tile> struct Ring {
+    Tile first;                // of the stages
+    unsigned long long* full;  // one for each stage
+
+    __device__ __forceinline__ Tile tile(int stage) const { return {first.smem + stage * Tile::BYTES}; }
+    // One thread: copies a tile, of which `row` is the first row, to `stage`
+    template <typename Rows = HeadRows>
+    __device__ __forceinline__ void load_async(int stage, const Rows& rows, int row,
+                                               unsigned long long l2_hint = L2_EVICT_LAST) const {
+        tile(stage).load_async(rows, full + stage, row, l2_hint);
     }
+    __device__ __forceinline__ void wait_full(const Position& at) const { mbarrier_wait(full + at.index, at.phase); }
 };
 
 // 6. The fused kernel
@@ -516,8 +523,9 @@ gpt2_wgmma(
 
     // Barriers `full`: the thread that copies arrives once and announces the bytes; all threads wait before they multiply.
     unsigned long long* q_full = (unsigned long long*)(smem + BARRIERS_SMEM);
-    Ring<KTile> k = {{smem + K_SMEM}, q_full + 1};
-    Ring<VTile> v = {{smem + V_SMEM}, k.full + STAGES};
+    const Ring<KTile> k = {{smem + K_SMEM}, q_full + 1};
+    const Ring<VTile> v = {{smem + V_SMEM}, k.full + STAGES};
+    Position v_at, k_at;
     if (threadIdx.x == 0) {
         mbarrier_init(q_full, 1);
         for (int stage = 0; stage < STAGES; ++stage) {
@@ -575,14 +583,14 @@ gpt2_wgmma(
         const int following = tile + 1;
         __syncthreads();  // all threads are done with the previous tile: the next one may replace it
         if (following < tile_end) {
-            load_k(following, k.index ^ 1);
-            load_v(following, v.index ^ 1);
+            load_k(following, k_at.index ^ 1);
+            load_v(following, v_at.index ^ 1);
         }
 
         // S = Q K^T
         Fragment<COLUMNS> S_frag;
-        const unsigned long long k_tile = smem_descriptor(k_operand + k.index * (KTile::BYTES / 16));
-        k.wait_full();
+        const unsigned long long k_tile = smem_descriptor(k_operand + k_at.index * (KTile::BYTES / 16));
+        k.wait_full(k_at);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
@@ -618,8 +626,8 @@ gpt2_wgmma(
         // P as the A operand of P V: the fragments of S, rounded
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 4; ++i) P_frag[i / 4][i % 4] = pack(S_frag.d[2 * i], S_frag.d[2 * i + 1]);
-        const unsigned long long v_tile = smem_descriptor(v_operand + v.index * (VTile::BYTES / 16));
-        v.wait_full();
+        const unsigned long long v_tile = smem_descriptor(v_operand + v_at.index * (VTile::BYTES / 16));
+        v.wait_full(v_at);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step)
@@ -627,8 +635,8 @@ gpt2_wgmma(
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_received(O_frag.d);
-        k.advance();
-        v.advance();
+        k_at.advance(STAGES);
+        v_at.advance(STAGES);
         tile = following;
     }
 

@@ -1269,7 +1269,7 @@ OF_WORK = (
     WithoutEffect(("gpt2_hopper.cu",), ("!scored: always true",), "the scores of the first tile are computed a second time"),
     WithoutEffect(
         ("gpt2_hopper.cu",),
-        ("release_stage(v);: left out",),
+        ("release_stage(v, v_at);: left out",),
         "behind a work tile after which there is no other one with keys: nobody waits for the stage",
         within="compute",
         behind="issue_pv(); wgmma_wait<0>();",
