@@ -53,7 +53,7 @@ class NamedArguments:
     def unchecked(
         self, named: Mapping[str, Any], captured: Mapping[str, Tensor]
     ) -> tuple[list[Tensor], tuple[Any, ...] | None]:
-        """(inputs, params) for `EagerCalls`; params is None if it cannot be part of a key."""
+        """(inputs, params) for a `Front`; params is None if it cannot be part of a key."""
         if not named and not self.inputs:
             return [], ()
         if named.keys() == self._input_names:

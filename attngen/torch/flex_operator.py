@@ -22,8 +22,8 @@ from attngen.spec.dropout import RNG_STATE
 from attngen.torch.check_indices import are_checked, check_indices
 from attngen.torch.closures import Closure
 from attngen.torch.description import Mode, check_mode
-from attngen.torch.eager import EagerCalls, Others
 from attngen.torch.flex_spec import Described, Functions, prepare
+from attngen.torch.front import Call, Front, Key
 from attngen.torch.graphs import hint, stand_in
 from attngen.torch.layout import padded
 from attngen.torch.max_scores import max_scores
@@ -64,10 +64,8 @@ def attend(
         check_indices(prepared.spec, prepared.reads, q, k, inputs, prepared.int_params(captured))
     lists: tuple[Any, ...] = (inputs or None, ints or None, floats)
     tensors = (q, k, v, *inputs)
-    others: Others = None if functions.closure.is_traced else (mode, prepared.text, *ints, *floats)
-    result = _calls.repeat(tensors, others)
-    if result is None:
-        result = _calls.make(tensors, others, (q, k, v, prepared.text, *lists), mode=mode, copies=True)
+    key: Key = None if functions.closure.is_traced else (mode, prepared.text, *ints, *floats)
+    result = _front.call(tensors, key, Call, (q, k, v, prepared.text, *lists), mode, None, True)
     output, lse = result[0], result[1] if wants[0] else result[0].new_empty((0,))
     largest = max_scores(q, k, prepared.text, inputs, ints, floats) if wants[1] else lse.new_empty((0,))
     if output.shape[3] != value.shape[3]:
@@ -229,4 +227,4 @@ def _outside_of_traces() -> ExitStack:
 
 
 flex_operator = FlexOperator()
-_calls = EagerCalls()
+_front = Front()

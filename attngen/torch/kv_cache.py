@@ -16,7 +16,7 @@ from attngen.torch.append import Turn
 from attngen.torch.cached import Cache, cache_of
 from attngen.torch.check_cache import Place
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, Window, attend, calls, chunk_size, limits
+from attngen.torch.flash_attn import EVERYTHING, Window, attend, chunk_size, front, limits
 from attngen.torch.flash_names import check_hints, check_others, one_of
 
 Tensor = Any
@@ -109,6 +109,6 @@ def flash_attn_with_kvcache(
             numbers = (*given, place.kinds, alibi_slopes is None, sink is None)
             optional = [one for one in (alibi_slopes, sink) if one is not None]
             tensors = [q, k_cache, v_cache, *optional, *place.tensors]
-            once = calls.once(tensors, numbers, partial(attention, only_checks=True))
+            once = front.once(tensors, numbers, partial(attention, only_checks=True))
         found = attention(cache_of(q, k_cache, v_cache, k, v, turn, place, once, mode == "math"))
     return found[:2] if return_softmax_lse else found
