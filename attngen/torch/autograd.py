@@ -12,15 +12,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
-from torch.autograd.function import _SingleLevelFunction
 
 from attngen.spec.gradient import GradientError
 from attngen.torch import backward, operator
 from attngen.torch.backward import Backward, backward_operator, is_deterministic, saved_by
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.operator import LIBRARY, Floats, Full, Ints, Pair, Saved, Tensors, attention_operator, full_operator
+from attngen.torch.private import (
+    BelowAutograd,
+    SingleLevelFunction,
+    set_forward_gradients,
+    single_level_functions,
+    transforms_active,
+)
 from attngen.torch.runtime import input_names, parsed, refuse_tangents
 
 Tensor = Any
@@ -31,9 +35,9 @@ NO_SECOND_DERIVATIVE = (
 
 
 def _applied(function: Any, *arguments: Any) -> Any:
-    if not torch._C._are_functorch_transforms_active():
+    if not transforms_active():
         return function.apply(*arguments)
-    with enable_single_level_autograd_function():
+    with single_level_functions():
         return function.apply(*arguments)
 
 
@@ -41,11 +45,11 @@ def _applied(function: Any, *arguments: Any) -> Any:
 def _below_autograd() -> Iterator[None]:
     """Operators called here pass this level of autograd. Those of torch.func further out see every derivative: a function's
     forward has turned them off for all levels."""
-    with torch._C._AutoDispatchBelowAutograd():
-        if not torch._C._are_functorch_transforms_active():
+    with BelowAutograd():
+        if not transforms_active():
             yield
             return
-        with torch.enable_grad(), _set_fwd_grad_enabled(True):
+        with torch.enable_grad(), set_forward_gradients(True):
             yield
 
 
@@ -58,16 +62,10 @@ def _is_direct(tensors: Sequence[Tensor]) -> bool:
     return not is_observed() and are_plain(tensors) and tensors[0].device.type in ("cuda", "cpu")
 
 
-class _Function(_SingleLevelFunction):  # type: ignore[misc]
-    """A function of a single level of torch.func, which compiled autograd can trace as any torch.autograd.Function."""
-
-    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
-
-
 NO_GRADIENTS = (None,) * 6  # for the arguments of `_Attention` that are no tensors
 
 
-class _Attention(_Function):
+class _Attention(SingleLevelFunction):
     """The arguments of `attention.full`, the tensors last."""
 
     @staticmethod
@@ -94,7 +92,7 @@ class _Attention(_Function):
         ctx.set_materialize_grads(False)
         ctx.said = spec, tuple(ints), tuple(floats), wanted, deterministic
         ctx.needed = needed
-        ctx.is_transformed = torch._C._are_functorch_transforms_active()
+        ctx.is_transformed = transforms_active()
         if not saves:
             lse_rest = lse.new_empty((0,))
             lse = lse if parsed(spec).lse else lse.new_empty((0,))
@@ -167,7 +165,7 @@ def _attention_full(*arguments: Any) -> Saved:
     return _full(*call)
 
 
-class _Gradients(_Function):
+class _Gradients(SingleLevelFunction):
     """`compute`(tensors) where somebody may ask for its derivative."""
 
     @staticmethod

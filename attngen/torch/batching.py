@@ -21,6 +21,7 @@ from attngen.emit.abi import input_tensors
 from attngen.spec.expr import Gather, Name, walk
 from attngen.torch.backward import FIRST_INPUT, Backward, backward_operator
 from attngen.torch.operator import LIBRARY, Floats, Full, Ints, Pair, Tensors, full_operator
+from attngen.torch.private import enter_vmap, leave_vmap, with_batch_dim, without_batch_dim
 from attngen.torch.runtime import input_names, parsed
 
 Tensor = Any
@@ -136,18 +137,18 @@ def _backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
 def _backward_of_batched(*arguments: Any) -> list[Tensor]:
     """The backward in torch's older vmap: the rule of the newer one, by the tensors inside those of this level."""
     call = Backward(*arguments)
-    level = torch._C._vmapmode_decrement_nesting() + 1  # what is called below is outside of it
+    level = leave_vmap() + 1  # what is called below is outside of it
     try:
         # a tensor that is the same for all samples gets a dimension of size 1
-        inside = [None if t is None else torch._remove_batch_dim(t, level, 1, 0) for t in call.tensors]
+        inside = [None if t is None else without_batch_dim(t, level, 1, 0) for t in call.tensors]
         samples = max(t.shape[0] for t in inside if t is not None)
         dims = [None if t is None or t.shape[0] != samples else 0 for t in inside]
         given = [t.squeeze(0) if t is not None and dim is None else t for t, dim in zip(inside, dims, strict=True)]
         info = SimpleNamespace(batch_size=samples)
         results, out_dims = _backward(info, call.with_tensors(dims), *call.with_tensors(given))
-        return [torch._add_batch_dim(each, dim, level) for each, dim in zip(results, out_dims, strict=True)]
+        return [with_batch_dim(each, dim, level) for each, dim in zip(results, out_dims, strict=True)]
     finally:
-        torch._C._vmapmode_increment_nesting()
+        enter_vmap()
 
 
 def _attention(

@@ -11,9 +11,9 @@ import torch
 from torch.nn.attention import flex_attention as theirs
 
 from attngen.device.arrays import ArgumentError
+from attngen.torch.private import LISTS, blocks_of_mask, mask_of_blocks
 
 Tensor = Any
-LISTS = tuple(theirs.BlockMask._TENSOR_ATTRS)
 ROWS_AT_ONCE = 2**24  # pairs of a mask that is evaluated at once, where lists are made
 
 
@@ -113,10 +113,10 @@ def _lists_of(mask: BlockMask) -> dict[str, Tensor | None]:
     for start in range(0, max(q_len, 1), count):
         length = min(count, q_len - start)
         dense = theirs.create_mask(_from_row(mask.mask_mod, start), batch, heads, length, kv_len, device)
-        parts.append(theirs._convert_mask_to_block_mask(dense, rows, keys, separate))
+        parts.append(blocks_of_mask(dense, rows, keys, separate))
     partial = torch.cat([p for p, _ in parts], 2)
     full = torch.cat([f for _, f in parts], 2) if separate else None
-    made = theirs._create_sparse_block_from_block_mask((partial, full), mask.mask_mod, mask.seq_lengths, rows, keys)
+    made = mask_of_blocks((partial, full), mask.mask_mod, mask.seq_lengths, rows, keys)
     lists = {name: getattr(made, name) for name in LISTS}
     return {name: None if found is None else found.to(place) for name, found in lists.items()}
 

@@ -11,6 +11,7 @@ import torch
 
 from attngen.language.tracer import TraceError
 from attngen.torch.aten import meaning_of
+from attngen.torch.private import OpOverload, decomposition_table
 
 Tensor = Any
 aten = torch.ops.aten
@@ -83,12 +84,10 @@ OWN: Mapping[Any, Callable[..., Any]] = {
 @functools.cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """The function that replaces each operator without a meaning."""
-    from torch._decomp import decomposition_table
-
     theirs = {
         operator: function
         for operator, function in decomposition_table.items()
-        if isinstance(operator, torch._ops.OpOverload)
+        if isinstance(operator, OpOverload)
         and not operator._schema.is_mutable
         and meaning_of(operator._schema.name.removeprefix("aten::")) is None
     }

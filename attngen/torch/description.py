@@ -25,6 +25,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.layout import padding_of
+from attngen.torch.private import constant_to_dynamo
 
 F = TypeVar("F", bound=Callable[..., Any])
 Written = str | Callable[..., Any] | None
@@ -82,8 +83,7 @@ _shared: WeakValueDictionary[str, Description] = WeakValueDictionary()  # by the
 
 
 def constant(function: F) -> F:
-    """`function` with its results remembered, which are constants to torch.compile: torch.compiler.assume_constant_result,
-    without its import of torch._dynamo, which takes as long as all other imports of attngen.torch."""
+    """`function` with its results remembered, which are constants to torch.compile."""
     remembered = lru_cache(maxsize=4096)(function)
 
     def call(*arguments: Any, **named: Any) -> Any:
@@ -94,7 +94,7 @@ def constant(function: F) -> F:
 
     call.__doc__ = function.__doc__
     call.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
-    call._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    constant_to_dynamo(call)
     return cast(F, call)
 
 

@@ -14,9 +14,6 @@ from operator import index
 from typing import Any
 
 import torch
-from torch._guards import tracing
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import _disable_current_modes
 
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.check_indices import are_checked, check_indices
@@ -27,6 +24,7 @@ from attngen.torch.front import Call, Front, Key
 from attngen.torch.graphs import hint, stand_in
 from attngen.torch.layout import padded
 from attngen.torch.max_scores import max_scores
+from attngen.torch.private import SYMBOLIC, HigherOrderOperator, outside_of_modes, tracing
 
 Tensor = Any
 NUMBERS = {"score": 5, "mask": 4}  # arguments of a traced function that are not captured
@@ -215,14 +213,14 @@ _OF_SYMBOLS: dict[Any, Any] = {
     torch.sym_not: torch.logical_not,
     torch.sym_float: torch.Tensor.double,
     torch.sym_int: torch.Tensor.long,
-    **{getattr(torch, f"_sym_{name}"): getattr(torch, name) for name in ("cos", "log2", "sin", "sqrt", "tan", "tanh")},
+    **SYMBOLIC,
 }
 
 
 def _outside_of_traces() -> ExitStack:
     stack = ExitStack()
     stack.enter_context(tracing(None))
-    stack.enter_context(_disable_current_modes())
+    stack.enter_context(outside_of_modes())
     return stack
 
 

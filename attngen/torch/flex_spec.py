@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from attngen.device.arrays import ArgumentError
 from attngen.device.params import number_names
@@ -32,6 +31,7 @@ from attngen.torch.closures import Closure
 from attngen.torch.description import Mode, dtype_name, fixed_text, schedule_of, stated_dtype
 from attngen.torch.graphs import ImportRefusal, numbers_on, stand_in
 from attngen.torch.importer import expression
+from attngen.torch.private import is_of_transform, outside_of_transforms
 from attngen.torch.runtime import Remembered
 
 Tensor = Any
@@ -143,10 +143,10 @@ def _all_sizes(
 
 def _imported(functions: Functions, described: Described, tables: Mapping[str, Tensor], device: Any, guarded: bool) -> Prepared:
     closure = functions.closure
-    wrapped = [t for _, t in closure.tensors if torch._C._functorch.is_functorch_wrapped_tensor(t)]
+    wrapped = [t for _, t in closure.tensors if is_of_transform(t)]
     for bits in LIMITS_OF_ELEMENTS:
         try:
-            with temporarily_clear_interpreter_stack():  # a transform that runs the call has no part in what is traced
+            with outside_of_transforms():  # a transform that runs the call has no part in what is traced
                 for tensor in wrapped:
                     closure.stand_for(tensor, stand_in(tensor))
                 return _once(functions, described, tables, device, guarded, bits)

@@ -12,12 +12,12 @@ from math import prod
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attngen.spec.attention import CU_SEQLENS, LONGEST, PAGES
 from attngen.torch.backward import Backward
 from attngen.torch.operator import Ints, Tensors
+from attngen.torch.private import FakeTensor
 from attngen.torch.runtime import parsed
 
 Tensor = Any

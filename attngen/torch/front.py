@@ -15,10 +15,10 @@ from attngen.torch.layout import needs_padding, padded_heads, without_padding
 from attngen.torch.math import by_torch, check_by_torch
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.operator import Pair, as_read, attention_operator, full_operator
+from attngen.torch.private import autocasts, transforms_active
 from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, runtime, runtimes, signature
 
 Tensor = Any
-_autocasts = torch._C._is_any_autocast_enabled
 Check = Callable[[Any], None]
 Key = tuple[Any, ...] | None  # what the launches depend on besides the tensors; None if the call cannot be repeated
 OF_CACHE = {"k": "k_cache", "v": "v_cache"}  # a caller's names for tensors of the operator: `k` and `v` are the new rows
@@ -52,7 +52,7 @@ class Call(NamedTuple):
         q, k, v, text, *lists = self.arguments
         inputs = (lists[0] or ()) if lists and not torch.compiler.is_compiling() else ()
         is_hidden = not are_plain(inputs) and not any(t.is_nested for t in inputs)  # nested tensors are refused by their name
-        if is_hidden or torch._C._are_functorch_transforms_active():
+        if is_hidden or transforms_active():
             given = (*map(list, unpacked(lists)), False, self.deterministic, self.copies)
             output, lse, _ = full_operator(q, k, v, text, *given)
             return output, lse
@@ -88,7 +88,7 @@ class Front:
         """(O, lse) of the call that `describe(*given)` makes of `tensors`. Its launches are remembered, unless the key is None,
         torch must see the call or computes it itself, or heads are padded."""
         known = None
-        if key is not None and not (is_observed() or _autocasts()) and are_plain(tensors):
+        if key is not None and not (is_observed() or autocasts()) and are_plain(tensors):
             try:
                 known = signature(key, *tensors)
                 call = self._calls.get(known)
@@ -123,7 +123,7 @@ class Front:
             places = 0  # the lowest bits of all addresses: a signature has none, and kernels refuse odd ones
             for tensor in tensors:
                 places |= tensor.data_ptr() & (ROW_BYTES - 1)
-            key = signature((others, _autocasts(), places), *tensors)
+            key = signature((others, autocasts(), places), *tensors)
             if key in self._checked:
                 return None
         except (AttributeError, RuntimeError, TypeError):  # such arguments are refused later

@@ -14,16 +14,23 @@ from threading import RLock
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from attngen.language.tracer import TraceError
 from attngen.torch.closures import Closure
 from attngen.torch.decompositions import decompositions
 from attngen.torch.layout import without_autocast
+from attngen.torch.private import (
+    FakeTensor,
+    TorchDispatchMode,
+    is_of_transform,
+    items_as_indices,
+    jit_trace,
+    set_jit_trace,
+    tree_leaves,
+    tree_map_only,
+)
 
 Tensor = Any
 Function = Callable[..., Any]
@@ -178,7 +185,7 @@ class _StandIns(TorchFunctionMode):  # type: ignore[misc]
 
     def _stand(self, tensor: Tensor) -> Tensor:
         stand = self._stands.get(id(tensor))
-        if stand is None and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if stand is None and is_of_transform(tensor):
             raise TraceError("a tensor of a transform of torch.func is reached by another way than by names; use its name")
         return tensor if stand is None else stand
 
@@ -186,27 +193,25 @@ class _StandIns(TorchFunctionMode):  # type: ignore[misc]
 @contextmanager
 def _not_recorded() -> Iterator[None]:
     """Outside of torch.jit.trace, which replaces numbers by tensors."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
+    state = jit_trace()
+    set_jit_trace(None)
     try:
         yield
     finally:
-        torch._C._set_tracing_state(state)
+        set_jit_trace(state)
 
 
 def graph_of(function: Function, examples: Sequence[Tensor], closure: Closure) -> torch.fx.GraphModule:
     """The ATen graph of `function` on fake numbers. Operators that expressions lack are decomposed into others."""
     device = examples[0].device.type
 
-    # These import torch._dynamo and sympy, in a second.
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.proxy_tensor import make_fx  # imports sympy
 
     def called(*numbers: Tensor) -> Any:  # make_fx counts the arguments of plain functions only
         with _HostReads(), _Writes(), _MixedIndices(), _HostCopies(), _Places(closure.codes), _StandIns(closure.stands):
             return function(*numbers)
 
-    with _LOCK, TransformGetItemToIndex(), torch.no_grad(), without_autocast(device), _not_recorded(), preserve_node_meta():
+    with _LOCK, items_as_indices(), torch.no_grad(), without_autocast(device), _not_recorded(), preserve_node_meta():
         traced = make_fx(called, decompositions(), "fake", _allow_non_fake_inputs=True)
         graph: torch.fx.GraphModule = traced(*examples)
     return graph

@@ -31,6 +31,7 @@ from attngen.torch.graphs import (
     graph_of,
     shown_operator,
 )
+from attngen.torch.private import body_of_operator, fake_of_operator
 
 Tensor = Any
 OF_TORCH = ("aten", "prims")  # namespaces of torch's own operators: decompositions consist of both
@@ -119,20 +120,16 @@ def _refused(operator: str, result: Tensor) -> Lazy:
 def _body(target: Any) -> Function | None:
     """What an operator of somebody's library does, as a Python function: that of torch.library.custom_op, or one registered for
     fake tensors if it computes the operator's numbers. None if there is neither."""
-    from torch._library.custom_ops import OPDEFS
-    from torch._library.simple_registry import singleton
-
-    found = OPDEFS.get(target._schema.name)
-    if found is not None:
-        body: Function = found._init_fn
+    body: Function | None = body_of_operator(target)
+    if body is not None:
         return body
-    kernel = singleton.find(target._schema.name).fake_impl.kernel
+    fake: Function | None = fake_of_operator(target)
     sample = torch.linspace(-9.0, 9.0, 37)
     try:
-        same = kernel is not None and torch.equal(kernel.func(sample), target(sample))
+        same = fake is not None and torch.equal(fake(sample), target(sample))
     except Exception:  # it takes something else than one number
         return None
-    return kernel.func if same else None
+    return fake if same else None
 
 
 def _of_custom_operator(

@@ -23,6 +23,7 @@ from attngen.torch.copies import in_place
 from attngen.torch.description import scale_of
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flash_attn import ends, flash_text, limits, rank
+from attngen.torch.private import remove
 from attngen.torch.runtime import runtime
 
 Tensor = Any
@@ -44,7 +45,7 @@ class Handle:
 
     def remove(self) -> None:
         """The operators are again what they were."""
-        self._library._destroy()
+        remove(self._library)
 
 
 def current() -> str | None:

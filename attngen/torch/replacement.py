@@ -20,10 +20,10 @@ from attngen.plan.plan import LARGEST_HEAD
 from attngen.torch import registry
 from attngen.torch.functional import attention
 from attngen.torch.layout import all_tensors, plain_mask
+from attngen.torch.private import flash_operator, torchs_attention
 
 Tensor = Any
 Function = Callable[..., Tensor]
-flash_operator = torch.ops.aten._scaled_dot_product_flash_attention
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -57,7 +57,7 @@ def restore() -> None:
     current = torch.nn.functional.scaled_dot_product_attention
     if hasattr(current, "replaces"):
         _set(current.replaces, current.implementation)
-    elif current is not torch._C._nn.scaled_dot_product_attention:
+    elif current is not torchs_attention:
         raise RuntimeError(
             "torch.nn.functional.scaled_dot_product_attention was replaced by another library after attngen; undo that first"
         )

@@ -9,7 +9,6 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import torch
-from torch.autograd import forward_ad
 
 from attngen.api import compile_later
 from attngen.device import params
@@ -22,6 +21,7 @@ from attngen.source import SourceFile
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 from attngen.spec.gradient import GradientError
+from attngen.torch.private import current_device, forward_ad, raw_stream
 
 T = TypeVar("T")
 Tensor = Any  # torch.Tensor; torch is imported without its types
@@ -332,14 +332,14 @@ class PreparedCall:
             self._overlap.check(addresses)
         if self._repeat is not None:
             if stream is None:
-                stream = torch._C._cuda_getCurrentRawStream(self._index)
+                stream = raw_stream(self._index)
             if self._counted:
                 if torch.cuda.is_current_stream_capturing():  # the graph sets its own to zero: it may be replayed on any stream
                     counter = torch.zeros(1, dtype=torch.int32, device=self._device)
                     addresses.append(counter.data_ptr())
                 else:
                     addresses.append(counter_of(self._device, stream))
-            if torch._C._cuda_getDevice() == self._index:
+            if current_device() == self._index:
                 self._repeat(addresses, stream)
             else:
                 with torch.cuda.device(self._index):

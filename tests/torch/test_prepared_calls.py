@@ -67,8 +67,8 @@ class RepeatingDevice(EmulatedDevice):
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(runtime, "raw_stream", lambda index: STREAM)
+    monkeypatch.setattr(runtime, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(runtime, "_counters", {(None, STREAM): COUNTER.data_ptr()})
 
