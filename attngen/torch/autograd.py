@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.spec.gradient import GradientError
 from attngen.torch import backward, operator
@@ -27,7 +28,6 @@ from attngen.torch.private import (
 )
 from attngen.torch.runtime import input_names, parsed, refuse_tangents
 
-Tensor = Any
 NO_SECOND_DERIVATIVE = (
     'no kernel computes the second derivative of attention; mode="math" computes any attention by torch\'s own operations, '
     "differentiable any number of times, and so does a compiled spec's math()"
@@ -126,8 +126,7 @@ def _full(*arguments: Any) -> Saved:
     if _is_direct(Full(*arguments).tensors):
         return operator.run_full(*arguments)
     with _below_autograd():
-        result: Saved = full_operator(*arguments)
-    return result
+        return full_operator(*arguments)
 
 
 def _attention(
@@ -150,8 +149,7 @@ def _attention(
     if _is_direct(tensors):
         return operator.run(q, k, v, spec, inputs, ints, floats, None, copies)
     with _below_autograd():
-        result: Pair = attention_operator(q, k, v, spec, inputs, ints, floats, None, copies)
-    return result
+        return attention_operator(q, k, v, spec, inputs, ints, floats, None, copies)
 
 
 def _attention_full(*arguments: Any) -> Saved:
@@ -160,8 +158,7 @@ def _attention_full(*arguments: Any) -> Saved:
     if _needs_gradients(call.tensors):
         deterministic = is_deterministic(call.deterministic)
         others = (call.spec, call.ints, call.floats, call.saves, deterministic, call.copies)
-        result: Saved = _applied(_Attention, *others, *call.tensors)
-        return result
+        return _applied(_Attention, *others, *call.tensors)
     return _full(*call)
 
 
@@ -194,8 +191,7 @@ def _gradients(arguments: Sequence[Any], tensors: Sequence[Tensor]) -> list[Tens
     if _is_direct(tensors):
         return backward.run(*arguments)
     with _below_autograd():
-        result: list[Tensor] = backward_operator(*arguments)
-    return result
+        return backward_operator(*arguments)
 
 
 LIBRARY.impl("attention", _attention, "Autograd")

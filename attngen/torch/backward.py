@@ -18,14 +18,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.gradient import gradient_argument
 from attngen.torch.copies import empty_as, in_place
 from attngen.torch.operator import lse_shape, operator, runs_on
 from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, backward_runtime, input_names, parsed, runtime, signature
-
-Tensor = Any
 
 SCHEMA = (
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, "
@@ -67,11 +66,11 @@ class Backward(NamedTuple):
     deterministic: bool | None
 
     @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
+    def tensors(self) -> tuple[Any, ...]:
         """All tensors, from `FIRST_INPUT` on those that have gradients."""
         return self.dout, self.dlse, self.out, self.lse, self.lse_rest, self.q, self.k, self.v, *self.inputs
 
-    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Backward:
+    def with_tensors(self, tensors: Sequence[Any]) -> Backward:
         """The same call of other tensors, in the order of `tensors`."""
         dout, dlse, out, lse, lse_rest, q, k, v, *inputs = tensors
         return self._replace(dout=dout, dlse=dlse, out=out, lse=lse, lse_rest=lse_rest, q=q, k=k, v=v, inputs=inputs)
@@ -99,8 +98,7 @@ def _parts(
 ) -> tuple[tuple[str, ...], ...]:
     """`wanted` in the parts that have a program each, in a call whose inputs have these `shapes`, if they are given."""
     named = dict(zip(input_names(spec), shapes, strict=False))
-    parts: tuple[tuple[str, ...], ...] = runtime(spec, device).compiled.gradient_parts(wanted, deterministic, named)
-    return parts
+    return runtime(spec, device).compiled.gradient_parts(wanted, deterministic, named)
 
 
 def run(*arguments: Any) -> list[Tensor]:
@@ -159,7 +157,7 @@ def _key(said: Said, tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
     return signature((said, dlse is None, out is None, lse is None), *[t for t in tensors if t is not None])
 
 
-def repeated(said: Said, tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
+def repeated(said: Said, tensors: Sequence[Any]) -> list[Tensor] | None:
     """The gradients of a call like an earlier one, in the order of `Backward.tensors`; None if there was none."""
     found = _repeats.get(_key(said, tensors))
     gradients = found.call([tensors[at] for at in found.read]) if found is not None else None

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.emit.abi import input_tensors
 from attngen.spec.expr import Gather, Name, walk
@@ -24,7 +25,6 @@ from attngen.torch.operator import LIBRARY, Floats, Full, Ints, Pair, Tensors, f
 from attngen.torch.private import enter_vmap, leave_vmap, with_batch_dim, without_batch_dim
 from attngen.torch.runtime import input_names, parsed
 
-Tensor = Any
 Dim = int | None  # the position of the added dimension; None: the tensor is the same for all samples
 Compute = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 Rule = tuple[tuple[Tensor, ...], tuple[Dim, ...]]  # results, and their added dimensions
@@ -55,7 +55,7 @@ def _by_sample(tensor: Tensor, dim: int) -> Tensor:
     return moved.contiguous() if moved.stride(0) == 1 and moved.stride(-1) != 1 else moved
 
 
-def _fold(tensor: Tensor | None, dim: Dim, axis: Dim, samples: int, batch: int) -> Tensor | None:
+def _fold(tensor: Any, dim: Dim, axis: Dim, samples: int, batch: int) -> Any:
     """`tensor` with the added dimension as part of its dimension `axis`, which has `batch` elements or 1 in each sample."""
     if tensor is None or axis is None:
         return tensor
@@ -69,7 +69,7 @@ def _unfold(tensor: Tensor, axis: int, samples: int) -> Tensor:
     return tensor.unflatten(axis, (samples, tensor.shape[axis] // samples)).movedim(axis, 0)
 
 
-def _one_by_one(tensors: Sequence[Tensor | None], dims: Sequence[Dim], samples: int, compute: Compute) -> Rule:
+def _one_by_one(tensors: Sequence[Any], dims: Sequence[Dim], samples: int, compute: Compute) -> Rule:
     apart = [t if t is None or dim is None else _by_sample(t, dim) for t, dim in zip(tensors, dims, strict=True)]
     results = []
     for i in range(samples):
@@ -88,17 +88,17 @@ def _batch(q: Tensor, dim: Dim) -> int:
     sizes = list(q.shape)
     if dim is not None:
         del sizes[dim]
-    return int(sizes[0]) if isinstance(sizes[0], int) else sizes[0]
+    return sizes[0]
 
 
 def _full(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
-    call, dims = Full(*arguments), Full(*in_dims).tensors
+    call = Full(*arguments)
+    dims: tuple[Any, ...] = Full(*in_dims).tensors
     axes = batch_axes(call.spec)
 
     def compute(given: Sequence[Tensor]) -> Sequence[Tensor]:
         q, k, v, *inputs = given
-        result: Sequence[Tensor] = full_operator(*call._replace(q=q, k=k, v=v, inputs=inputs))
-        return result
+        return full_operator(*call._replace(q=q, k=k, v=v, inputs=inputs))
 
     if axes is None or not _shared(axes, dims):
         return _one_by_one(call.tensors, dims, info.batch_size, compute)
@@ -114,8 +114,7 @@ def _backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
     names, known = input_names(call.spec), batch_axes(call.spec)
 
     def compute(given: Sequence[Tensor]) -> Sequence[Tensor]:
-        result: Sequence[Tensor] = backward_operator(*call.with_tensors(given))
-        return result
+        return backward_operator(*call.with_tensors(given))
 
     by_name = dict(zip(names, known or (), strict=False))
     if known is None or not _shared(known, dims[FIRST_INPUT:]) or any(by_name[name] is None for name in call.wanted):
@@ -146,7 +145,7 @@ def _backward_of_batched(*arguments: Any) -> list[Tensor]:
         given = [t.squeeze(0) if t is not None and dim is None else t for t, dim in zip(inside, dims, strict=True)]
         info = SimpleNamespace(batch_size=samples)
         results, out_dims = _backward(info, call.with_tensors(dims), *call.with_tensors(given))
-        return [with_batch_dim(each, dim, level) for each, dim in zip(results, out_dims, strict=True)]
+        return [with_batch_dim(each, dim or 0, level) for each, dim in zip(results, out_dims, strict=True)]
     finally:
         enter_vmap()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.api import check_lse_given, check_stream, register_tensor_function
 from attngen.device.arrays import view
@@ -17,8 +18,6 @@ from attngen.torch.layout import check_tensors, follow_autocast
 from attngen.torch.math import by_torch
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.runtime import runtime
-
-Tensor = Any
 
 
 class TorchFunction:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.language.tracer import TraceError
 from attngen.torch.aten import meaning_of
 from attngen.torch.private import OpOverload, decomposition_table
 
-Tensor = Any
 aten = torch.ops.aten
 
 

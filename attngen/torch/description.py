@@ -140,10 +140,7 @@ def plain_number(number: float | None) -> float | None:
     """`number` as a plain one: torch.compile recompiles for another, also with `dynamic=True`, where it is a symbol."""
     if number is None or not torch.compiler.is_compiling():
         return number
-    found: float = torch.fx.experimental.symbolic_shapes.guard_scalar(
-        number
-    )  # torch.compile has imported this module, which takes half a second
-    return found
+    return torch.fx.experimental.symbolic_shapes.guard_scalar(number)  # imported by torch.compile, in half a second
 
 
 def head_size(tensor: Any) -> int:

@@ -10,12 +10,11 @@ from operator import index
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.device.params import signed
 from attngen.sdpa import check_dropout
 from attngen.spec.dropout import STEPS
-
-Tensor = Any
 
 
 def generator_state(device: Any, seed: int | None = None, offset: int = 0) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.sdpa import check_flags
@@ -39,7 +40,6 @@ from attngen.torch.front import Call, Front
 from attngen.torch.layout import check_tensors, follow_autocast, heads_first, needs_padding, padded, padded_heads, results
 from attngen.torch.stored import DENSE, Stored
 
-Tensor = Any
 EVERYTHING = (-1, -1)  # a window without ends
 Window = Sequence[int | None]
 INTS = (int, np.integer)
@@ -119,12 +119,14 @@ def flash_attn_func(
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *arguments: Any, **named: Any) -> Any:
     """`flash_attn_func` of qkv [batch, length, 3, heads, size]; the other arguments are the same."""
-    return flash_attn_func(*unbound(qkv, "qkv", 3, "batch, length"), *arguments, **named)
+    q, k, v = unbound(qkv, "qkv", 3, "batch, length")
+    return flash_attn_func(q, k, v, *arguments, **named)
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **named: Any) -> Any:
     """`flash_attn_func` of q and kv [batch, kv_len, 2, kv_heads, size]; the other arguments are the same."""
-    return flash_attn_func(q, *unbound(kv, "kv", 2, "batch, length"), *arguments, **named)
+    k, v = unbound(kv, "kv", 2, "batch, length")
+    return flash_attn_func(q, k, v, *arguments, **named)
 
 
 front = Front()
@@ -267,8 +269,7 @@ def unbound(packed: Tensor, name: str, count: int, rows: str) -> tuple[Tensor, .
     check_tensors(**{name: packed})
     if packed.dim() != axis + 3 or packed.shape[axis] != count:
         raise ArgumentError(f"`{name}` is {list(packed.shape)}; expected [{rows}, {count}, heads, size]")
-    views: tuple[Tensor, ...] = packed.unbind(axis)
-    return views
+    return packed.unbind(axis)
 
 
 def rank(slopes: Tensor | None, q: Tensor, lengths: Sequence[Tensor] = ()) -> int:

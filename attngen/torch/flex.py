@@ -7,6 +7,7 @@ from operator import index
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import flex_attention as theirs
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
@@ -20,7 +21,6 @@ from attngen.torch.flex_operator import attend_untraced, flex_operator
 from attngen.torch.layout import check_tensors, follow_autocast, no_tensor
 from attngen.torch.private import ONE_BLOCK, check_input, check_sizes, eval_frame_callback, mask_of_slice, no_score, warn_once
 
-Tensor = Any
 TORCH_OPTIONS = frozenset(theirs.FlexKernelOptions.__annotations__) | {  # those that its kernels read beside
     "BLOCK_DMODEL", "FLOAT32_PRECISION", "PARTITION_SIZE", "SPLIT_KV", "num_buffers_warp_spec", "num_consumer_groups",
 }  # fmt: skip

@@ -14,6 +14,7 @@ from operator import index
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.check_indices import are_checked, check_indices
@@ -26,7 +27,6 @@ from attngen.torch.layout import padded
 from attngen.torch.max_scores import max_scores
 from attngen.torch.private import SYMBOLIC, HigherOrderOperator, outside_of_modes, tracing
 
-Tensor = Any
 NUMBERS = {"score": 5, "mask": 4}  # arguments of a traced function that are not captured
 
 
@@ -62,8 +62,8 @@ def attend(
         check_indices(prepared.spec, prepared.reads, q, k, inputs, prepared.int_params(captured))
     lists: tuple[Any, ...] = (inputs or None, ints or None, floats)
     tensors = (q, k, v, *inputs)
-    key: Key = None if functions.closure.is_traced else (mode, prepared.text, *ints, *floats)
-    result = _front.call(tensors, key, Call, (q, k, v, prepared.text, *lists), mode, None, True)
+    known: Key = None if functions.closure.is_traced else (mode, prepared.text, *ints, *floats)
+    result = _front.call(tensors, known, Call, (q, k, v, prepared.text, *lists), mode, None, True)
     output, lse = result[0], result[1] if wants[0] else result[0].new_empty((0,))
     largest = max_scores(q, k, prepared.text, inputs, ints, floats) if wants[1] else lse.new_empty((0,))
     if output.shape[3] != value.shape[3]:
@@ -95,7 +95,7 @@ def _as_query(output: Tensor, query: Tensor) -> Tensor:
     return torch.empty_strided(output.shape, wanted, dtype=output.dtype, device=output.device).copy_(output)
 
 
-class FlexOperator(HigherOrderOperator):  # type: ignore[misc]
+class FlexOperator(HigherOrderOperator):
     """torch's higher-order operator `flex_attention` with attngen's kernels below it."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ def _instead(node: torch.fx.Node) -> Any:
     """What a node calls if its operands are tensors; None for what it calls already."""
     if node.op == "call_function" and node.target in _OF_SYMBOLS:
         return _OF_SYMBOLS[node.target]
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
     if name == "item":  # a float that may change: Dynamo captures it as a tensor
         return torch.detach
     others = (*node.args[1:], *node.kwargs.values())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError
 from attngen.device.params import number_names
@@ -34,7 +35,6 @@ from attngen.torch.importer import expression
 from attngen.torch.private import is_of_transform, outside_of_transforms
 from attngen.torch.runtime import Remembered
 
-Tensor = Any
 B, H, Q, K = (name(n, Type.INT) for n in "bhqk")
 LIMITS_OF_ELEMENTS = (64, 60, 32)  # bits of int64 elements: those of the second fit sums, of the third products
 LISTS = ("partial_blocks", "full_blocks")  # names of tables; `sinks` and that of RNG_STATE are tensors of a call too

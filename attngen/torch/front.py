@@ -7,6 +7,7 @@ from operator import is_
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from attngen.torch.arguments import unpacked
 from attngen.torch.copies import ROW_BYTES
@@ -18,7 +19,6 @@ from attngen.torch.operator import Pair, as_read, attention_operator, full_opera
 from attngen.torch.private import autocasts, transforms_active
 from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, runtime, runtimes, signature
 
-Tensor = Any
 Check = Callable[[Any], None]
 Key = tuple[Any, ...] | None  # what the launches depend on besides the tensors; None if the call cannot be repeated
 OF_CACHE = {"k": "k_cache", "v": "v_cache"}  # a caller's names for tensors of the operator: `k` and `v` are the new rows
@@ -59,8 +59,7 @@ class Call(NamedTuple):
         named = {} if self.deterministic is None else {"deterministic": self.deterministic}
         if self.copies:
             named["copies"] = True
-        result: Pair = attention_operator(*self.arguments, **named)
-        return result
+        return attention_operator(*self.arguments, **named)
 
     def check(self) -> None:
         """Raises what `run` would raise for the arguments of a call that reads a cache; nothing runs. A call that torch

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from attngen.device.arrays import ArgumentError
 from attngen.sdpa import ALL_AXES, check_equal_heads, check_flags, refuse_renamed, register_tensor_function
 from attngen.torch.description import Mode, head_size, scale_of, standard_text
@@ -18,8 +20,6 @@ from attngen.torch.layout import (
     results,
     without_broadcasts,
 )
-
-Tensor = Any
 
 
 def attention(

@@ -14,6 +14,7 @@ from threading import RLock
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
 
@@ -32,7 +33,6 @@ from attngen.torch.private import (
     tree_map_only,
 )
 
-Tensor = Any
 Function = Callable[..., Any]
 READ_ON_THE_HOST = (
     "a number that may change from call to call is read on the host; use the tensor itself, without item(), float(), int() or "
@@ -71,7 +71,7 @@ def hint(size: Any) -> int:
     return int(found)
 
 
-class _Places(TorchDispatchMode):  # type: ignore[misc]
+class _Places(TorchDispatchMode):
     """Annotates each node of the graph with the operator that was called, and with the line of a function, one of `codes`."""
 
     def __init__(self, codes: set[types.CodeType]) -> None:
@@ -87,7 +87,7 @@ class _Places(TorchDispatchMode):  # type: ignore[misc]
             return function(*args, **(kwargs or {}))
 
 
-class _Writes(TorchDispatchMode):  # type: ignore[misc]
+class _Writes(TorchDispatchMode):
     """Refuses to change a captured tensor, or one that has a view or is one: in the graph the other would stay as it was."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[misc]
         return result
 
 
-class _HostReads(TorchDispatchMode):  # type: ignore[misc]
+class _HostReads(TorchDispatchMode):
     """Refuses to give Python the value of a captured tensor, or one computed from it: it may be another in the next call, and
     the kernel would be compiled for the first one's. make_fx knows the value of `captured[0]`, although the result is fake."""
 
@@ -126,7 +126,7 @@ class _HostReads(TorchDispatchMode):  # type: ignore[misc]
         return result
 
 
-class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
+class _HostCopies(TorchFunctionMode):
     """Refuses what gives Python the elements of a captured tensor without calling an operator."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -135,7 +135,7 @@ class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
         return function(*args, **(kwargs or {}))
 
 
-class _MixedIndices(TorchFunctionMode):  # type: ignore[misc]
+class _MixedIndices(TorchFunctionMode):
     """Reads `t[h, 0, :, None, k]` in two steps: what integers of Python, slices and None select, then what numbers that are
     traced select. Python would read those on the host, and torch's mode would make tensors of the integers."""
 
@@ -172,7 +172,7 @@ def _left_indices(items: tuple[Any, ...], rank: int) -> list[Any]:
     return indices
 
 
-class _StandIns(TorchFunctionMode):  # type: ignore[misc]
+class _StandIns(TorchFunctionMode):
     """Puts stand-ins, by their tensors' id, in the place of tensors of a transform, which is not active here."""
 
     def __init__(self, stands: Mapping[int, Tensor]) -> None:

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx.node import map_arg
 
 from attngen.diagnostics import DiagnosticError
@@ -33,7 +34,6 @@ from attngen.torch.graphs import (
 )
 from attngen.torch.private import body_of_operator, fake_of_operator
 
-Tensor = Any
 OF_TORCH = ("aten", "prims")  # namespaces of torch's own operators: decompositions consist of both
 READS = ("index", "_unsafe_index", "select")  # operators that read a dimension of their first operand whatever its size is
 FIRST_ALONE = ("log_sigmoid_forward", "max", "min")  # operators of several results, of which the first is read
@@ -81,7 +81,8 @@ def _read(graph: torch.fx.GraphModule, arguments: Sequence[Expr], inputs: Inputs
 
 
 def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inputs) -> Any:
-    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    args: Any = map_arg(node.args, values.__getitem__)
+    kwargs: Any = map_arg(node.kwargs, values.__getitem__)
     target: Any = node.target
     if getattr(target, "__name__", "") == "getitem" and not hasattr(target, "_schema"):
         return args[0][args[1]]

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError
 from attngen.torch.append import Turn
@@ -19,7 +20,6 @@ from attngen.torch.description import Mode
 from attngen.torch.flash_attn import EVERYTHING, Window, attend, chunk_size, front, limits
 from attngen.torch.flash_names import check_hints, check_others, one_of
 
-Tensor = Any
 OF_CACHE = ("q_descale", "k_descale", "v_descale", "qv", "cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens")
 
 
@@ -91,7 +91,7 @@ def flash_attn_with_kvcache(
     if rotary_cos is not None and k is None:
         raise ArgumentError("`rotary_cos` rotates rows that are appended; pass `k`, `v` and `cache_seqlens` too")
     turn = None
-    if rotary_cos is not None:
+    if rotary_cos is not None and rotary_sin is not None:
         is_local = causal or chunk > 0 or limits(window_size, causal) != EVERYTHING
         turn = Turn((rotary_cos, rotary_sin), rotary_interleaved, "new rows" if is_local else "first new row")
     with torch.no_grad():

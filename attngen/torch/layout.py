@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.diagnostics import counted
@@ -16,7 +17,6 @@ from attngen.sdpa import ALL_AXES, check_ranks, mask_axes
 from attngen.spec.dtypes import NUMPY_BFLOAT16
 from attngen.torch.observed import is_observed
 
-Tensor = Any
 AXES = {"bhsd": "[batch, heads, length, size]", "bshd": "[batch, length, heads, size]"}
 
 

@@ -11,6 +11,7 @@ from os import PathLike
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.api import load_one
 from attngen.device.arrays import ArgumentError
@@ -55,7 +56,6 @@ from attngen.torch.layout import (
     without_padding,
 )
 
-Tensor = Any
 NOTHING: Mapping[str, Tensor] = {}
 NO_INPUTS = decoding_of(define())  # for torch's attention in a cache
 
@@ -78,7 +78,7 @@ def arguments_in_evaluation(evaluated: AttentionSpec, trained: AttentionSpec) ->
     return NamedArguments(evaluated, ("seed", "offset", RNG_STATE.name) if drops_no_more else ())
 
 
-class Attention(torch.nn.Module):  # type: ignore[misc]
+class Attention(torch.nn.Module):
     """An attention as a layer.
 
     `Attention(spec)` runs an AttentionSpec, the one in an `.attn` file, or the shipped one of a name. `Attention(mask=...,
@@ -336,8 +336,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         if form.text is not None:
             return form.text
         dtypes = tuple((name, tensor(name, value).dtype) for name, value in captured.items())
-        text: str = spec_text(form.described, queries.dtype, head_size(queries), head_size(values), dtypes)
-        return text
+        return spec_text(form.described, queries.dtype, head_size(queries), head_size(values), dtypes)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.torch.private import USUAL_KEYS, forward_ad, function_modes, included_keys, profiles
 
-Tensor = Any
 _LISTENERS = ~USUAL_KEYS
 _is_compiling = torch.compiler.is_dynamo_compiling  # others that trace have a mode
 _PLAIN, _PARAMETER = torch.Tensor, torch.nn.Parameter

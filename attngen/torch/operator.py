@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, check_one_device
 from attngen.diagnostics import counted
@@ -33,7 +34,6 @@ from attngen.language.prelude import prelude
 from attngen.torch.copies import empty_as, in_place
 from attngen.torch.runtime import Emulated, OnGpu, input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
 
-Tensor = Any  # torch.Tensor; torch is imported without its types
 Tensors: TypeAlias = Sequence[Tensor] | None
 Ints: TypeAlias = Sequence[int] | None
 Floats: TypeAlias = Sequence[float] | None

@@ -1,4 +1,3 @@
-# ruff: noqa: F401
 """Private interfaces of torch, all that attngen uses, by names of its own, and what each is used for.
 
 torch may change them in any release. They were seen in torch 2.11 and 2.13; what is not marked otherwise has been there since
@@ -34,8 +33,9 @@ def _named() -> Iterator[None]:
 
 with _named():
     # Eager calls: whether torch's dispatcher may be skipped.
-    from torch._C._dynamo.eval_frame import get_eval_frame_callback as eval_frame_callback  # None or False: Dynamo traces none
     from torch.autograd import forward_ad as forward_ad  # `_current_level`: -1 outside of forward-mode differentiation
+
+    eval_frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback  # None or False: Dynamo traces no frame
 
     autocasts = torch._C._is_any_autocast_enabled
     transforms_active = torch._C._are_functorch_transforms_active
@@ -49,13 +49,14 @@ with _named():
     ).raw_repr()
 
     # Autograd in transforms of torch.func: functions of a single level, as torch makes them for autograd.Function.
-    from torch._functorch.utils import enable_single_level_autograd_function as single_level_functions
-    from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_gradients
+    import torch._functorch.utils
     from torch.autograd.function import _SingleLevelFunction
 
+    single_level_functions = torch._functorch.utils.enable_single_level_autograd_function
+    set_forward_gradients = forward_ad._set_fwd_grad_enabled
     BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
-    class SingleLevelFunction(_SingleLevelFunction):  # type: ignore[misc]
+    class SingleLevelFunction(_SingleLevelFunction):
         """A function of a single level of torch.func, which compiled autograd can trace as any torch.autograd.Function."""
 
         _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
@@ -65,26 +66,27 @@ with _named():
     without_batch_dim, with_batch_dim = torch._remove_batch_dim, torch._add_batch_dim
 
     # Graphs of masks and scores: tensors without memory, modes that refuse, and the state of other traces, which is set aside.
+    import torch._functorch.pyfunctorch
     from torch._decomp import decomposition_table as decomposition_table
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_of_transforms
     from torch._guards import tracing as tracing
     from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-    from torch.utils._python_dispatch import _disable_current_modes as outside_of_modes
     from torch.utils._pytree import tree_leaves as tree_leaves
     from torch.utils._pytree import tree_map_only as tree_map_only
 
+    outside_of_transforms = torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
+    outside_of_modes = torch.utils._python_dispatch._disable_current_modes
     is_of_transform = torch._C._functorch.is_functorch_wrapped_tensor
-    jit_trace, set_jit_trace = torch._C._get_tracing_state, torch._C._set_tracing_state
+    jit_trace, set_jit_trace = torch._C._get_tracing_state, torch._C._set_tracing_state  # type: ignore[attr-defined]
     # What Dynamo calls for symbols, by the function of tensors that does the same.
     SYMBOLIC = {getattr(torch, f"_sym_{name}"): getattr(torch, name) for name in ("cos", "log2", "sin", "sqrt", "tan", "tanh")}
 
     # flex_attention as torch's: its checks and errors, the functions that stand for no mask and no score, lists of blocks.
     from torch.nn.attention import flex_attention as _flex
 
-    check_input, check_sizes, warn_once = _flex._validate_sdpa_input, _flex._validate_embed_dim, _flex._warn_once
+    check_input, check_sizes, warn_once = _flex._validate_sdpa_input, _flex._validate_embed_dim, _flex._warn_once  # type: ignore[attr-defined]
     no_score, mask_of_slice = _flex._identity, _flex._sliced_mask_mod_error
     ONE_BLOCK = _flex._LARGE_SPARSE_BLOCK_SIZE  # the size of a block of all pairs, for a call without a mask
     LISTS = tuple(_flex.BlockMask._TENSOR_ATTRS)

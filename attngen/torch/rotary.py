@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError
 from attngen.spec.rotary import ROTARY_MULTIPLE
-
-Tensor = Any
 
 
 def rotary_tables(

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from attngen.api import compile_later
 from attngen.device import params
@@ -24,7 +25,6 @@ from attngen.spec.gradient import GradientError
 from attngen.torch.private import current_device, forward_ad, raw_stream
 
 T = TypeVar("T")
-Tensor = Any  # torch.Tensor; torch is imported without its types
 Compiled = Any  # CompiledAttention or CompiledBackward: what has a program and binds calls of it
 Given = Sequence[Tensor | None]  # outputs of the caller, in the program's order: None, or none at all, for those to allocate
 SAME_NAMES: Mapping[str, str] = {}
