@@ -82,7 +82,7 @@ class CompiledAppend:
 
 
 @lru_cache(maxsize=256)
-def _runtime(append: Append, device: Any) -> Emulated | OnGpu:
+def _runtime(append: Append, device: torch.device) -> Emulated | OnGpu:
     on_gpu = device.type == "cuda"
     place = device_by_name(f"cuda:{device.index or 0}" if on_gpu else "emulated")
     compiled = CompiledAppend(DeferredKernel(place, append_program(append, place.arch)), place)

@@ -37,7 +37,7 @@ def is_deterministic(said: bool | None) -> bool:
     return DETERMINISTIC or torch.are_deterministic_algorithms_enabled() if said is None else said
 
 
-def saved_by(spec: str, device: Any, wanted: Sequence[str], deterministic: bool) -> tuple[str, ...]:
+def saved_by(spec: str, device: torch.device, wanted: Sequence[str], deterministic: bool) -> tuple[str, ...]:
     """The results of the forward that the gradients `wanted` are computed from. Raises GradientError, PlanRefusal."""
     place = runs_on(device)
     plans = [
@@ -94,7 +94,7 @@ def _order(spec: str, inputs: Sequence[str], outputs: Sequence[str], wanted: Seq
 
 @lru_cache(maxsize=4096)
 def _parts(
-    spec: str, device: Any, wanted: tuple[str, ...], deterministic: bool, shapes: tuple[torch.Size, ...] = ()
+    spec: str, device: torch.device, wanted: tuple[str, ...], deterministic: bool, shapes: tuple[torch.Size, ...] = ()
 ) -> tuple[tuple[str, ...], ...]:
     """`wanted` in the parts that have a program each, in a call whose inputs have these `shapes`, if they are given."""
     named = dict(zip(input_names(spec), shapes, strict=False))

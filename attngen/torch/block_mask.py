@@ -22,7 +22,7 @@ class Unread(NamedTuple):
 
     batch: int
     heads: int
-    device: Any  # where the function computes: what it captures stays there
+    device: torch.device  # where the function computes: what it captures stays there
     separate_full_blocks: bool
     lists_on: Any
 
@@ -85,7 +85,7 @@ class BlockMask(theirs.BlockMask):
         """The number of dimensions of `shape`: models of transformers distinguish masks by it."""
         return len(self.shape)
 
-    def to(self, device: Any) -> theirs.BlockMask:
+    def to(self, device: torch.device | str) -> theirs.BlockMask:
         if not self.is_function:
             return super().to(device)
         assert self._described is not None
@@ -142,7 +142,7 @@ def create_block_mask(
     H: int | None,
     Q_LEN: int,
     KV_LEN: int,
-    device: Any = None,
+    device: torch.device | str | None = None,
     BLOCK_SIZE: int | tuple[int, int] = 128,
     _compile: bool = False,
     separate_full_blocks: bool = True,

@@ -40,7 +40,7 @@ def element_type(tensor: Tensor) -> DType:
     return found
 
 
-def as_read(tensor: Tensor, dtype: DType | None, device: Any) -> Tensor:
+def as_read(tensor: Tensor, dtype: DType | None, device: torch.device) -> Tensor:
     """`tensor` as kernels on `device` read it: of a type of the language (None for its own), and a number on the device."""
     wanted = tensor.dtype if dtype is None else getattr(torch, dtype.torch)
     if tensor.dtype is not wanted:
@@ -145,5 +145,5 @@ def _constants(tensor: Tensor) -> Lazy:
     return lazy(tensor.shape, tensor.dtype, lambda at: chosen(values, linear(tensor.shape, at), kind))
 
 
-def number(dtype: Any, expr: Expr) -> Lazy:
+def number(dtype: torch.dtype, expr: Expr) -> Lazy:
     return lazy((), dtype, lambda _: expr)

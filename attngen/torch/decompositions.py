@@ -25,7 +25,9 @@ def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Ten
     return [x.narrow(dim, sum(sizes[:n]), size) for n, size in enumerate(sizes)]
 
 
-def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+def _vector_norm(
+    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """torch's, with its derivative 0 at 0."""
     dim, x = dim or [], x.abs().to(dtype or x.dtype)
     if math.isinf(ord):

@@ -298,7 +298,7 @@ def flash_text(
     alibi_rank: int,
     scale: str | None,
     lse: bool,
-    dtype: Any,
+    dtype: torch.dtype,
     head_dim: int,
     head_dim_v: int,
     dropout_p: float = 0,

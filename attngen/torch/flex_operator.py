@@ -200,7 +200,7 @@ def _clamped(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return torch.clamp(input, *ends)
 
 
-def _full_like(input: Tensor, fill_value: Any, *, dtype: Any = None, **others: Any) -> Tensor:
+def _full_like(input: Tensor, fill_value: Any, *, dtype: torch.dtype | None = None, **others: Any) -> Tensor:
     """torch.full_like, which reads a tensor on the host."""
     return torch.as_tensor(fill_value).to(dtype or input.dtype).expand(input.shape)
 

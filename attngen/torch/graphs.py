@@ -213,11 +213,10 @@ def graph_of(function: Function, examples: Sequence[Tensor], closure: Closure) -
 
     with _LOCK, items_as_indices(), torch.no_grad(), without_autocast(device), _not_recorded(), preserve_node_meta():
         traced = make_fx(called, decompositions(), "fake", _allow_non_fake_inputs=True)
-        graph: torch.fx.GraphModule = traced(*examples)
-    return graph
+        return traced(*examples)
 
 
-def numbers_on(device: Any, dtype: Any = None) -> list[Tensor]:
+def numbers_on(device: torch.device, dtype: torch.dtype | None = None) -> list[Tensor]:
     """Examples of b, h, q, k, after one of a score of `dtype`."""
     indices = [torch.empty((), dtype=torch.int32, device=device) for _ in range(4)]
     return indices if dtype is None else [torch.empty((), dtype=dtype, device=device), *indices]

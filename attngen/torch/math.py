@@ -103,7 +103,7 @@ def math_attention(
     return output.to(q.dtype), lse if spec.lse else lse.new_empty((0,))
 
 
-def _rotated(call: MathCall, rows: Tensor, position: Expr, index: str, dtype: Any) -> Tensor:
+def _rotated(call: MathCall, rows: Tensor, position: Expr, index: str, dtype: torch.dtype) -> Tensor:
     """Rows [batch, heads, length, head_dim] of Q or K, whose index is q or k, rotated by their positions and rounded to
     `dtype`."""
     rotary = call.spec.rotary

@@ -139,7 +139,7 @@ class Attention(torch.nn.Module):
             given["normalize"] = normalize
         if precision != "highest":
             given["precision"] = precision
-        self._dtype: Any = None  # the type that a spec states
+        self._dtype: torch.dtype | None = None  # the type that a spec states
         self._dropout = dropout
         self._front = Front()
         self._forms: tuple[Form, ...] = ()  # in evaluation and in training; none: torch's attention

@@ -137,12 +137,12 @@ def fake_full(*arguments: Any) -> Saved:
     return output, lse, q.new_empty(lse_shape(spec, q) if "lse_rest" in written else (0,), dtype=torch.float32)
 
 
-def saving_outputs(spec: str, device: Any) -> tuple[str, ...]:
+def saving_outputs(spec: str, device: torch.device) -> tuple[str, ...]:
     """The outputs of the kernel that saves, on a device or on what stands for it in a trace."""
     return saving_runtime(spec, runs_on(device)).output_names
 
 
-def runs_on(device: Any) -> Any:
+def runs_on(device: torch.device) -> torch.device:
     """The device whose plans are used for tensors on `device`: that of the CPU for tensors without memory."""
     return torch.device("cpu") if device.type == "meta" else device
 

@@ -62,11 +62,11 @@ def refuse_tangents(names: str | Sequence[str], tensors: Sequence[Tensor]) -> No
             )
 
 
-runtimes: dict[tuple[str, Any], Emulated | OnGpu] = {}
+runtimes: dict[tuple[str, torch.device], Emulated | OnGpu] = {}
 _lock = Lock()
 
 
-def runtime(text: str, device: Any) -> Emulated | OnGpu:
+def runtime(text: str, device: torch.device) -> Emulated | OnGpu:
     """The kernel of a spec's text on a device: planned on first use, and compiled by the first call that fits it."""
     found = runtimes.get((text, device))
     if found is None:
@@ -86,14 +86,14 @@ def runtime(text: str, device: Any) -> Emulated | OnGpu:
 
 
 @cache
-def saving_runtime(text: str, device: Any) -> Emulated | OnGpu:
+def saving_runtime(text: str, device: torch.device) -> Emulated | OnGpu:
     """The kernel that also returns what a backward reads."""
     usual = runtime(text, device)
     return type(usual)(usual.compiled.saving())
 
 
 @cache
-def backward_runtime(text: str, device: Any, wanted: tuple[str, ...], deterministic: bool) -> Emulated | OnGpu:
+def backward_runtime(text: str, device: torch.device, wanted: tuple[str, ...], deterministic: bool) -> Emulated | OnGpu:
     """The kernels that compute the gradients `wanted`, by the names of the tensors. `deterministic`: the same bits in each run.
 
     Raises GradientError, PlanRefusal.
@@ -105,7 +105,7 @@ def backward_runtime(text: str, device: Any, wanted: tuple[str, ...], determinis
 _counters: dict[tuple[int, int], int] = {}  # addresses, by device and stream
 
 
-def counter_of(device: Any, stream: int) -> int:
+def counter_of(device: torch.device, stream: int) -> int:
     """The address of a zero in the device's memory for the launches on a stream, each of which leaves it zero.
 
     It is no tensor: torch.compile's CUDA graphs are warmed up in a pool in which no memory may outlive the call.
