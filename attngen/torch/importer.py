@@ -32,7 +32,7 @@ from attngen.torch.graphs import (
     graph_of,
     shown_operator,
 )
-from attngen.torch.private import body_of_operator, fake_of_operator
+from attngen.torch.private import functions_of
 
 OF_TORCH = ("aten", "prims")  # namespaces of torch's own operators: decompositions consist of both
 READS = ("index", "_unsafe_index", "select")  # operators that read a dimension of their first operand whatever its size is
@@ -121,10 +121,9 @@ def _refused(operator: str, result: Tensor) -> Lazy:
 def _body(target: Any) -> Function | None:
     """What an operator of somebody's library does, as a Python function: that of torch.library.custom_op, or one registered for
     fake tensors if it computes the operator's numbers. None if there is neither."""
-    body: Function | None = body_of_operator(target)
+    body, fake = functions_of(target)
     if body is not None:
         return body
-    fake: Function | None = fake_of_operator(target)
     sample = torch.linspace(-9.0, 9.0, 37)
     try:
         same = fake is not None and torch.equal(fake(sample), target(sample))

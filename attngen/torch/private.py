@@ -113,22 +113,15 @@ def remove(library: torch.library.Library) -> None:
     library._destroy()
 
 
-def body_of_operator(operator: Any) -> Any:
-    """The Python function of an operator that torch.library.custom_op made; None for others."""
+def functions_of(operator: Any) -> tuple[Any, Any]:
+    """The Python functions of somebody's operator, each None if it has none: that of torch.library.custom_op, and the one that
+    is registered for fake tensors."""
     with _named():
         from torch._library.custom_ops import OPDEFS
-
-        found = OPDEFS.get(operator._schema.name)
-        return None if found is None else found._init_fn
-
-
-def fake_of_operator(operator: Any) -> Any:
-    """The Python function that was registered for fake tensors; None without one."""
-    with _named():
         from torch._library.simple_registry import singleton
 
-        kernel = singleton.find(operator._schema.name).fake_impl.kernel
-        return None if kernel is None else kernel.func
+        made, fake = OPDEFS.get(operator._schema.name), singleton.find(operator._schema.name).fake_impl.kernel
+        return made and made._init_fn, fake and fake.func
 
 
 def items_as_indices() -> Any:

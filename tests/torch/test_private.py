@@ -16,7 +16,7 @@ import attngen  # noqa: E402
 from attngen.torch import private  # noqa: E402
 
 PACKAGE = Path(attngen.__file__).parent
-OWN = {"SingleLevelFunction", "body_of_operator", "constant_to_dynamo", "fake_of_operator", "items_as_indices", "remove"}
+OWN = {"SingleLevelFunction", "constant_to_dynamo", "functions_of", "items_as_indices", "remove"}
 A, B = "a", "b"  # stand for tensors and functions
 # What attngen passes, for interfaces whose parameters Python knows.
 PASSED: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
@@ -156,8 +156,10 @@ def test_it_means_what_attngen_relies_on(name: str) -> None:
 def test_what_is_imported_late_exists() -> None:
     with private.items_as_indices():
         assert torch.arange(3)[torch.tensor(1)] == 1
-    assert private.body_of_operator(torch.ops.aten.add.Tensor) is None
-    assert private.fake_of_operator(torch.ops.attngen.attention.default) is not None
+    body, fake = private.functions_of(torch.ops.attngen.attention.default)
+    assert body is None
+    assert fake is not None
+    assert private.functions_of(torch.ops.aten.add.Tensor) == (None, None)
 
 
 def test_a_missing_interface_is_named() -> None:
