@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from attngen.optional import required
 
 with required("torch", "attngen.vllm", "'attngen[torch]'"):
@@ -37,7 +39,6 @@ from attngen.torch.description import dtype_name
 from attngen.torch.flash_attn import ends, flash_text, limits
 from attngen.torch.runtime import runtime
 
-Tensor = Any
 KEYS_STEP = 256  # the longest length of a step is rounded up to a multiple: a launch is prepared once for so many steps
 PAGE_ROWS = 16  # a page has a multiple of so many
 # Places of [layers, pages, K or V, rows, heads, size] in memory
