@@ -125,7 +125,8 @@ class File(KernelMaker):
             "lse_rest": "lse_rest" in plan.numbers_of_rows,
             "dlse": spec.lse,
             "solves_range": plan.bounds.begin is not ZERO or plan.bounds.end is not KEYS.length,
-            "tile_arguments": (variant.classify.arguments if variant.classify else ()) + variant.kv_range.arguments,
+            "tile_kinds": "classified" if variant.classify else "solved",
+            "classify_arguments": variant.classify.arguments if variant.classify else (),
             # a call would hold up what runs in the background
             "inline_classify": plan.schedule.on_tensor_cores and variant.classify is not None and variant.classify.inlined,
             "packs_heads": plan.schedule.packs_heads,
@@ -146,6 +147,7 @@ class File(KernelMaker):
         return {
             "packed": kernel.is_packed,
             "paged": kernel.is_paged,
+            "keys_in": "pages" if kernel.is_paged else "rows",
             "counted": kernel.is_counted,
             "sequences": kernel.storage != "dense",
             "by_tma": self.by_tma,
