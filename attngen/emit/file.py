@@ -119,6 +119,7 @@ class File(KernelMaker):
             "sink_by_row": variant.sink is not None and "q_idx" in variant.sink.arguments,
             "exponent_scale": "exponent_scale" if variant.exponent_varies else "EXPONENT_SCALE",
             "exponent_varies": variant.exponent_varies,
+            "scale_arguments": ["exponent_scale"] if variant.exponent_varies else [],
             "threshold": "threshold" if variant.exponent_varies else "RESCALE_THRESHOLD / EXPONENT_SCALE",
             "score_each": variant.score is not None or bool(variant.score_of_two) or not variant.fold_scale,
             "lse": plan.writes_lse,

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, reduce
 
 from attngen.emit.templates import template_directory
 
@@ -33,6 +33,7 @@ _HEAD = re.compile(
     r"|constexpr [\w :]*?(?P<constant>\w+)(?:\[\w*\])* = |__device__ [^(]*?(?P<function>\w+)\()",
     re.S,
 )
+_MEMBER = re.compile(r"^ +static constexpr \w+ (\w+) = [^,;]*;.*\n", re.M)
 _NOT_CODE = re.compile(r'//.*|"[^"\n]*"')
 _NAME = re.compile(r"(\w+)([(<]?)")  # a name; for a function, as it is called
 
@@ -44,6 +45,11 @@ class Piece:
     text: str
     defines: frozenset[str]  # the names by which others need it; of a function, as it is called; empty: the piece stays
     names: frozenset[str]  # that it needs itself
+
+    def without_members(self, names: set[str]) -> Piece:
+        """The piece without the constants of a type that neither it nor the text after it, in which there are `names`, reads."""
+        unused = [m for m in _MEMBER.finditer(self.text) if m[1] not in names and len(re.findall(rf"\b{m[1]}\b", self.text)) == 1]
+        return replace(self, text=reduce(lambda text, member: text.replace(member[0], ""), unused, self.text))
 
 
 def with_primitives(text: str, forms: Mapping[str, Collection[str]]) -> str:
@@ -67,6 +73,7 @@ def _needed(pieces: Iterable[Piece], names: set[str]) -> tuple[list[Piece], set[
     needed: list[Piece] = []
     for piece in reversed([*pieces]):
         if not piece.defines or piece.defines & names:
+            piece = piece.without_members(names)
             needed.insert(0, piece)
             names = names | piece.names
     return needed, names

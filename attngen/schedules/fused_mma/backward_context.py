@@ -64,6 +64,7 @@ class FusedMmaBackward(Fused, CapturedSums):
             "diagonals": any(terms.diagonals for terms in self.term_sums()),
             "subtracts_first": self.subtracts_first,
             "adds": self.adds,
+            "multiplied_by": "split" if self.split else "mma",
         }
 
     def gradient_kernels(self) -> dict[str, KernelText]:

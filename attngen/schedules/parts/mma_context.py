@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attngen.emit.constants import ConstantLine, thread_grid
 from attngen.schedules.parts.fused_context import ROW_BLOCKS, Fused
 from attngen.schedules.parts.mma import MmaPlan
@@ -20,6 +22,16 @@ class ByMma(Fused):
     def v_width(self) -> str:
         """The columns of V in shared memory, as the text names them."""
         return "V_WIDTH" if self.own.split else "HEAD_DIM_V"
+
+    def context(self) -> dict[str, Any]:
+        own = self.own
+        return super().context() | {
+            "multiplied_by": "split" if own.split else "mma",
+            "queries_in": "registers" if own.q_in_registers else "shared",
+            "tiles_in": "slabs" if self.by_tma else "rows",
+            "v_width": self.v_width,
+            "split": own.split,
+        }
 
     def split_constants(self) -> list[ConstantLine]:
         """The constants of split operands."""
