@@ -87,6 +87,7 @@ class RowKernel:
     """A kernel whose blocks own rows and visit keys, as the template sees it."""
 
     kernel: KernelText
+    title: str
     sums_q: bool
     sums_delta: bool
     row_values: tuple[str, ...]  # the kernel reads these
@@ -170,7 +171,8 @@ class CapturedSums(File):
             equations = (*self.pair_equations(True), *of_q)
         terms = self.terms_of(name)
         visits_keys = sums_q or sums_delta or any(t.of("score", "scale") for t in terms)
-        return RowKernel(kernel, sums_q, sums_delta, values, terms, visits_keys, equations)
+        title = "Delta" if sums_delta else "dQ" if sums_q else "Sums of rows"
+        return RowKernel(kernel, title, sums_q, sums_delta, values, terms, visits_keys, equations)
 
     @property
     def row_workspaces(self) -> dict[str, str]:
