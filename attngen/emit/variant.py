@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import or_
 from typing import Literal
@@ -116,6 +116,10 @@ class Function:
     results: tuple[str, ...]
     inlined: bool  # each call is a copy of it
     ctypes: tuple[str, ...] = ()  # C types of the results
+
+    def given(self, renamed: Mapping[str, str]) -> list[str]:
+        """The arguments of a call where every one has its own name but those that are `renamed`."""
+        return [renamed.get(a, a) for a in self.arguments]
 
     @property
     def result(self) -> str:

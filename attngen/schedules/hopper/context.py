@@ -125,8 +125,6 @@ class Hopper(ByTma):
         return super().context() | {
             "places_rows": self.places_rows(),
             "adds_weights": softmax and not by_products,
-            "maximum_of_lanes": softmax and not self.is_bounded(),
-            "sum_of_lanes": softmax and (not by_products or self.own.adaptive_threshold),
             "argument_members": argument_members(self.kernels()["hopper"].entry.parameters, v),
             # tiles
             "tiles_by_row": any({"q_lo", "q_hi"} & {*f.arguments} for f in of_tiles),
