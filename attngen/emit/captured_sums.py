@@ -134,8 +134,15 @@ class CapturedSums(File):
             "row_values": self.row_values,
             "captured_equations": self.captured_equations,
             "ds": self.ds,
+            "kept_factor": self.kept_factor,
+            "kept_weights": "(D P)" if self.variant.dropout else "P",
             "row_workspaces": self.row_workspaces,
         }
+
+    @property
+    def kept_factor(self) -> str:
+        """What dV is multiplied with, because some weights are dropped."""
+        return "kept_factor(dropped_weights(in))" if self.variant.dropout else "1.0f"
 
     @property
     def ds(self) -> str:

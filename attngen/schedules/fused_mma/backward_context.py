@@ -173,8 +173,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         return KeyKernel(kernel, title, sums, sums_v, needs_ds, terms, equations, transposed)
 
     def _dv(self) -> KeySum:
-        factor = "kept_factor(dropped_weights(in))" if self.variant.dropout else "1.0f"
-        return KeySum("dV", "P", "S_frag", "dO", "V", "V_WIDTH", "V_COLUMNS", "HEAD_DIM_V", factor)
+        return KeySum("dV", "P", "S_frag", "dO", "V", "V_WIDTH", "V_COLUMNS", "HEAD_DIM_V", self.kept_factor)
 
     def _dk(self) -> KeySum:
         return KeySum("dK", self.ds, "dP_frag", "Q", "K", "QK_WIDTH", "QK_COLUMNS", "HEAD_DIM", "softmax_scale")

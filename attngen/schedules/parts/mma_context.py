@@ -31,6 +31,7 @@ class ByMma(Fused):
             "tiles_in": "slabs" if self.by_tma else "rows",
             "v_width": self.v_width,
             "split": own.split,
+            "multiply_adds": 1024 if own.split == "tf32" else 2048,
         }
 
     def split_constants(self) -> list[ConstantLine]:
