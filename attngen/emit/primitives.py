@@ -48,7 +48,9 @@ class Piece:
 
     def without_members(self, names: set[str]) -> Piece:
         """The piece without the constants of a type that neither it nor the text after it, in which there are `names`, reads."""
-        unused = [m for m in _MEMBER.finditer(self.text) if m[1] not in names and len(re.findall(rf"\b{m[1]}\b", self.text)) == 1]
+        unused = [
+            m for m in _MEMBER.finditer(self.text) if m[1] not in names and len(re.findall(rf"\b{m[1]}\b", self.text)) == 1
+        ]
         return replace(self, text=reduce(lambda text, member: text.replace(member[0], ""), unused, self.text))
 
 

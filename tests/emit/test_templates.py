@@ -68,7 +68,9 @@ def test_no_condition_is_nested_deeper_than_two(path: Path) -> None:
 
 
 def test_no_line_is_too_long() -> None:
-    long = {str(path.relative_to(TEMPLATES)): sum(len(line) > WIDTH for line in path.read_text().splitlines()) for path in FILES}
+    long = {
+        str(path.relative_to(TEMPLATES)): sum(len(line) > WIDTH for line in path.read_text().splitlines()) for path in FILES
+    }
     assert {name: count for name, count in long.items() if count} == WITH_LONG_LINES
 
 

@@ -213,7 +213,10 @@ class FusedMmaBackward(Fused, CapturedSums):
         """The steps of products, and the constants of blocks of keys that add to dQ."""
         own, part = self.own, self.own.dq_part
         if part is None:
-            return [ConstantLine("QK_STEPS", "QK_WIDTH / 16", "of 16 terms of S"), ConstantLine("V_STEPS", "V_WIDTH / 16", "of dP")]
+            return [
+                ConstantLine("QK_STEPS", "QK_WIDTH / 16", "of 16 terms of S"),
+                ConstantLine("V_STEPS", "V_WIDTH / 16", "of dP"),
+            ]
         sharing = "warps that have the same keys: each its share of a tile's rows, and of the columns of dK and dV"
         return [
             ConstantLine("SHARES", own.shares, sharing),

@@ -29,7 +29,11 @@ class OfTiles(Unfused):
 
     def context(self) -> dict[str, Any]:
         context = super().context()
-        return context | {"rows_of_block": bool({"q_lo", "q_hi", "q_tile"} & {*context["classify_arguments"], *self.variant.kv_range.arguments})}
+        return context | {
+            "rows_of_block": bool(
+                {"q_lo", "q_hi", "q_tile"} & {*context["classify_arguments"], *self.variant.kv_range.arguments}
+            )
+        }
 
     def constants(self) -> list[ConstantLine]:
         plan, own = self.plan, self.own
