@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache
 
 from attngen.emit.templates import template_directory
 
@@ -47,11 +47,12 @@ class Piece:
     names: frozenset[str]  # that it needs itself
 
     def without_members(self, names: set[str]) -> Piece:
-        """The piece without the constants of a type that neither it nor the text after it, in which there are `names`, reads."""
-        unused = [
-            m for m in _MEMBER.finditer(self.text) if m[1] not in names and len(re.findall(rf"\b{m[1]}\b", self.text)) == 1
-        ]
-        return replace(self, text=reduce(lambda text, member: text.replace(member[0], ""), unused, self.text))
+        """The piece without the constants of a type that neither it nor the text after it, with these `names`, reads."""
+        text = self.text
+        for member in _MEMBER.finditer(self.text):
+            if member[1] not in names and len(re.findall(rf"\b{member[1]}\b", self.text)) == 1:
+                text = text.replace(member[0], "")
+        return replace(self, text=text)
 
 
 def with_primitives(text: str, forms: Mapping[str, Collection[str]]) -> str:
