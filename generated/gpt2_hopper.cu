@@ -323,11 +323,11 @@ __device__ __forceinline__ void wgmma_pv(float (&d)[36], const unsigned (&a)[4],
 
 // 3. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -491,7 +491,7 @@ struct TileFeed {
 __device__ constexpr int row_in_pair(int i) { return i / 2 % 2; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-// The largest over the four lanes that share a row.
+// The largest of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));

@@ -355,11 +355,6 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Arrives and goes on.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // A barrier of `threads` threads that all wait, as named_barrier_sync, and whether `one` is true in one of them.
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool one) {
     unsigned count;
@@ -472,11 +467,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -489,10 +484,9 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
     };
 }
 
-// The same for a block of keys: rows for which no key of the block is allowed, and rows for which every key is.
 struct QRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // rows outside allow no key of the block
+    int full_begin, full_end;  // rows inside allow every key
 };
 
 // The range for keys kv_lo to kv_hi, solved from q >= k.

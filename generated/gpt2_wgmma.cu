@@ -266,11 +266,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -376,11 +376,13 @@ template <typename Tile> struct Ring {
 // Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
 // 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 
-// The largest, and the sum, over the four lanes that share a row.
+// The largest of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
+
+// The sum of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
@@ -646,7 +648,8 @@ gpt2_wgmma(
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const float row_sum = quad_sum(softmax.sum[r]);
-        const float inverse_sum = row_sum == 0.0f ? 0.0f : fast_reciprocal(row_sum);  // a row with no key gives 0
+        // a row with no key gives 0
+        const float inverse_sum = row_sum == 0.0f ? 0.0f : fast_reciprocal(row_sum);
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o.at(j / 8, lane / 4 + 8 * r, j % 8) + lane % 4 * 4) =
                 pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
