@@ -505,14 +505,14 @@ struct Block {
 
     QTile q;  // the rows of the current work tile
     Pipeline<KTile> k;
+    Position k_at;  // where this role is in `k`, and below in the others
     Pipeline<VTile> v;  // with a slab of ones
+    Position v_at;
     OTile o;         // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
     // full: when the work tile is written and its rows of Q have arrived. empty: when each thread of the consumers has read both,
     // and the one that copies V the work tile
     Pipeline<volatile TileFeed*> feed;
-
-    // Where this role is
-    Position k_at, v_at, work_at;
+    Position work_at;
 
     __device__ __forceinline__ const volatile WorkTile& current_work() const { return feed.first->works[work_at.phase]; }
     __device__ __forceinline__ const volatile WorkTile& previous_work() const { return feed.first->works[work_at.phase ^ 1]; }
@@ -989,10 +989,10 @@ gpt2_hopper(
         next_work,
         batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2,
         {smem + Q_SMEM},
-        {{{smem + K_SMEM}, k_full}, k_full + STAGES},
-        {{{smem + V_SMEM}, v_full}, v_full + STAGES},
+        {{{smem + K_SMEM}, k_full}, k_full + STAGES}, {},
+        {{{smem + V_SMEM}, v_full}, v_full + STAGES}, {},
         {smem + O_SMEM},
-        {{(volatile TileFeed*)(smem + WORK_TILES_SMEM), work_full}, work_full + 1},
+        {{(volatile TileFeed*)(smem + WORK_TILES_SMEM), work_full}, work_full + 1}, {},
     };
     block.set_up();
 

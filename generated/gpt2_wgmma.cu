@@ -358,6 +358,11 @@ template <typename Tile> struct Ring {
     __device__ __forceinline__ void wait_full(const Position& at) const { mbarrier_wait(full + at.index, at.phase); }
 };
 
+// A ring with a position of its own.
+template <typename Tile> struct TurningRing : Ring<Tile> {
+    Position at;
+};
+
 // 6. The fused kernel
 //
 //     S[q, k] = s  where q >= k, else -inf
@@ -525,9 +530,8 @@ gpt2_wgmma(
 
     // Barriers `full`: the thread that copies arrives once and announces the bytes; all threads wait before they multiply.
     unsigned long long* q_full = (unsigned long long*)(smem + BARRIERS_SMEM);
-    const Ring<KTile> k = {{smem + K_SMEM}, q_full + 1};
-    const Ring<VTile> v = {{smem + V_SMEM}, k.full + STAGES};
-    Position v_at, k_at;
+    TurningRing<KTile> k = {{{smem + K_SMEM}, q_full + 1}};
+    TurningRing<VTile> v = {{{smem + V_SMEM}, k.full + STAGES}};
     if (threadIdx.x == 0) {
         mbarrier_init(q_full, 1);
         for (int stage = 0; stage < STAGES; ++stage) {
@@ -585,14 +589,14 @@ gpt2_wgmma(
         const int following = tile + 1;
         __syncthreads();  // all threads are done with the previous tile: the next one may replace it
         if (following < tile_end) {
-            load_k(following, k_at.index ^ 1);
-            load_v(following, v_at.index ^ 1);
+            load_k(following, k.at.index ^ 1);
+            load_v(following, v.at.index ^ 1);
         }
 
         // S = Q K^T
         Fragment<COLUMNS> S_frag;
-        const unsigned long long k_tile = smem_descriptor(k_operand + k_at.index * (KTile::BYTES / 16));
-        k.wait_full(k_at);
+        const unsigned long long k_tile = smem_descriptor(k_operand + k.at.index * (KTile::BYTES / 16));
+        k.wait_full(k.at);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
@@ -628,8 +632,8 @@ gpt2_wgmma(
         // P as the A operand of P V: the fragments of S, rounded
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 4; ++i) P_frag[i / 4][i % 4] = pack(S_frag.d[2 * i], S_frag.d[2 * i + 1]);
-        const unsigned long long v_tile = smem_descriptor(v_operand + v_at.index * (VTile::BYTES / 16));
-        v.wait_full(v_at);
+        const unsigned long long v_tile = smem_descriptor(v_operand + v.at.index * (VTile::BYTES / 16));
+        v.wait_full(v.at);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step)
@@ -637,8 +641,8 @@ gpt2_wgmma(
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_received(O_frag.d);
-        k_at.advance(STAGES);
-        v_at.advance(STAGES);
+        k.at.advance(STAGES);
+        v.at.advance(STAGES);
         tile = following;
     }
 
