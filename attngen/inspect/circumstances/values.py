@@ -112,7 +112,7 @@ def _is_huge_below(case: Case) -> bool:
 
 
 def _saves_large_lse(plan: Plan) -> bool:
-    return "lse_rest" in plan.saved
+    return bool(plan.wanted) and "lse_rest" in plan.saved
 
 
 def _in_tiles(test: Test, rise: bool = True) -> Test:
@@ -230,7 +230,7 @@ CAPTURED = (
 
 
 def _reads_lse(plan: Plan) -> bool:
-    return "lse" in plan.saved
+    return bool(plan.wanted) and "lse" in plan.saved
 
 
 def _has_low_ends(case: Case) -> bool:
