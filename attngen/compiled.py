@@ -105,9 +105,9 @@ class Compiled:
 
     def _choose(self, spec: AttentionSpec, problem: Problem | None) -> Plan:
         """The plan of `spec`, which is this one's but for the form of its scale, as this was planned."""
-        plan, saves = self.plan, self.plan.saves_lse or self.plan.saves_lse_rest
+        plan = self.plan
         said = {"direction": plan.direction, "wanted": plan.wanted or None, "deterministic": plan.facts.deterministic}
-        return choose(spec, plan.arch, self.schedule, problem, saves, **said)  # type: ignore[arg-type]
+        return choose(spec, plan.arch, self.schedule, problem, bool(plan.saved), **said)  # type: ignore[arg-type]
 
     def _with(self, plan: Plan) -> Self:
         return type(self)(self.spec, plan, self.device.compile(emit(self.spec, plan)), self.device)

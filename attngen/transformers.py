@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from types import CellType, FunctionType
 from typing import Any
 
+from torch import Tensor
+
 from attngen.optional import required
 from attngen.plan.plan import LARGEST_HEAD
 
@@ -47,13 +49,13 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.torch import BlockMask, create_block_mask, flash_attn_varlen_func, flex_attention
-from attngen.torch.block_mask import LISTS, Unread
+from attngen.torch.block_mask import Unread
+from attngen.torch.private import LISTS
 
 NAME = "attngen"
 PAGED = f"paged|{NAME}"  # as transformers calls attention by pages
 FLASH = f"{NAME}_flash"  # as it calls attention that needs no mask of packed sequences
 KEYS_OF_STEPS = 128  # a bound of sequences' lengths in multiples of this: a launch is prepared once for many steps
-Tensor = Any
 SDPA = 'use attn_implementation="sdpa", with attngen.torch.activate() for attngen\'s kernels, or "eager"'
 EAGER = 'use attn_implementation="eager", the only one of models of type {!r}'
 UNREAD_OPTIONS = ("indices", "block_indices", "sinks")  # keys of sparse attention, and a sink for each row
@@ -395,7 +397,7 @@ def paged_attention(
     in_place = has_past and not has_window
     reads = [index[:0] for index in read_index] if in_place else read_index  # with an empty index, the cache copies nothing
     keys, values = cache.update(key, value, module.layer_idx, reads, write_index)
-    where: dict[str, Tensor] = {}
+    where: dict[str, Any] = {}
     if in_place:
         shape = (-1, cache.block_size, *cache.key_cache[layer].shape[1:])
         keys, values = cache.key_cache[layer].view(shape), cache.value_cache[layer].view(shape)

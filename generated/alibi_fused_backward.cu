@@ -103,6 +103,8 @@ constexpr int ROW_BLOCKS = BLOCK / (16 * 4);  // blocks of 16 rows of a warp
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 64;
 constexpr int V_WIDTH = 64;
+constexpr int QK_STEPS = QK_WIDTH / 16;  // of 16 terms of S
+constexpr int V_STEPS = V_WIDTH / 16;  // of dP
 constexpr int ROW_LANES = 4;  // that share a row of a fragment
 
 // 2. Primitives
@@ -243,11 +245,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -260,10 +262,9 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
     };
 }
 
-// The same for a block of keys: rows for which no key of the block is allowed, and rows for which every key is.
 struct QRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // rows outside allow no key of the block
+    int full_begin, full_end;  // rows inside allow every key
 };
 
 // The range for keys kv_lo to kv_hi, solved from q >= k.
@@ -283,6 +284,7 @@ __device__ __forceinline__ QRange q_range(int kv_lo, int kv_hi, int q_len) {
 
 // A tile of TILE_ROWS rows in shared memory, STRIDE elements from row to row: COLUMNS elements of data, zeros up to WIDTH.
 template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
+    static constexpr int ELEMENTS = TILE_ROWS * STRIDE;
     static constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes in a row
     static constexpr int STEP = THREADS / CHUNKS;  // rows that the block copies at once
     static_assert(CHUNKS <= THREADS, "each chunk of a row has a thread");
@@ -321,13 +323,14 @@ struct RowValues {
 //
 //     multiply_rows       S = Q K^T and dP = dO V^T, or their transposes
 //     multiply_fragments  what is added up over tiles: dV += P^T dO, dK += dS^T Q, dQ += dS K
+//     multiply_stored     the same of P and dS from shared memory, where other warps stored them
 
 struct alignas(16) Chunk {  // 16 bytes, which a lane loads or stores at once
     unsigned words[4];
 };
 
 // D += A B^T: rows of A times rows of B, both in shared memory, WIDTH columns of each. A begins at the warp's own rows.
-template <int WIDTH, int ROWS, int COLUMNS>
+template <int WIDTH, int STEPS, int ROWS, int COLUMNS>
 __device__ __forceinline__ void multiply_rows(float (&D)[ROWS][COLUMNS], const fp16* A, const fp16* B) {
     constexpr int STRIDE = WIDTH + PAD;
     // A fragments: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
@@ -336,7 +339,7 @@ __device__ __forceinline__ void multiply_rows(float (&D)[ROWS][COLUMNS], const f
     const fp16* a_fragment = A + lane % 16 * STRIDE + lane / 16 * 8;
     const fp16* b_fragment = B + (lane % 8 + lane / 16 * 8) * STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
-    for (int step = 0; step < WIDTH / 16; ++step) {
+    for (int step = 0; step < STEPS; ++step) {
         unsigned a_frag[ROWS / 2][4];
 #pragma unroll
         for (int m = 0; m < ROWS / 2; ++m) ldmatrix_x4(a_frag[m], a_fragment + 16 * m * STRIDE + 16 * step);
@@ -359,6 +362,7 @@ __device__ __forceinline__ void multiply_rows(float (&D)[ROWS][COLUMNS], const f
 template <int ROWS, int SUMMED> struct Factors {
     unsigned frag[SUMMED / 4][ROWS / 2][4];
 
+    __device__ __forceinline__ Factors() {}
     __device__ __forceinline__ explicit Factors(const float (&A)[ROWS][SUMMED]) {
 #pragma unroll
         for (int step = 0; step < SUMMED / 4; ++step)
@@ -447,16 +451,18 @@ __device__ __forceinline__ void store_fragments(fp16* rows, const float (&D)[ROW
             *(unsigned*)(mine + 8 * r * (WIDTH + PAD) + 8 * j) = pack(D[r][2 * j] * factor, D[r][2 * j + 1] * factor);
 }
 
-// Stores the first `rows` of the warp's own rows, 8 elements of 16 bytes a lane, where they lie in shared memory with
-// WIDTH columns, to rows of COLUMNS columns in global memory.
+// Stores the first `rows` and `columns` of a warp's part of a gradient, 8 elements of 16 bytes a lane, from rows of WIDTH
+// columns in shared memory, of which COLUMNS are the warp's, to global memory.
 template <int COLUMNS, int WIDTH>
-__device__ __forceinline__ void store_rows(fp16* to, long long row_stride, const fp16* rows_smem, int rows) {
+__device__ __forceinline__ void store_rows(
+    fp16* to, long long row_stride, const fp16* part_smem, int rows, int columns = COLUMNS)
+{
     constexpr int CHUNKS = COLUMNS / 8;
 #pragma unroll 1
     for (int i = thread_index() % 32; i < 16 * ROW_BLOCKS * CHUNKS; i += 32) {
         const int row = i / CHUNKS, column = i % CHUNKS * 8;
-        if (row < rows)
-            *(Chunk*)(to + row * row_stride + column) = *(const Chunk*)(rows_smem + row * (WIDTH + PAD) + column);
+        if (row < rows && column < columns)
+            *(Chunk*)(to + row * row_stride + column) = *(const Chunk*)(part_smem + row * (WIDTH + PAD) + column);
     }
 }
 
@@ -531,14 +537,15 @@ alibi_backward_delta(
     const int full_tile_end = range.full_end / BLOCK_KV;
     int tile = range.begin / BLOCK_KV;
 
-    const auto load_keys = [&](int tile) {
-        const int kv_lo = tile * BLOCK_KV, b = opaque(b_idx), h = opaque(kv_h_idx);  // no address is kept in registers
-        QKTile{K_smem}.load_async(
+    const auto load_keys = [&](int next, int to) {
+        const int kv_lo = next * BLOCK_KV, b = opaque(b_idx), h = opaque(kv_h_idx);  // no address is kept in registers
+        QKTile{K_smem + to * QKTile::ELEMENTS}.load_async(
             K + b * k_stride_b + h * k_stride_h, k_stride_s, kv_lo, kv_len);
-        VTile{V_smem}.load_async(
+        VTile{V_smem + to * VTile::ELEMENTS}.load_async(
             V + b * v_stride_b + h * v_stride_h, v_stride_s, kv_lo, kv_len);
     };
-    if (tile < tile_end) load_keys(tile);
+    constexpr int stage = 0;  // the only one
+    if (tile < tile_end) load_keys(tile, stage);
     cp_async_commit();
 
     float lse_of[ROWS], lse_rest_of[ROWS];  // of this lane's rows
@@ -556,17 +563,18 @@ alibi_backward_delta(
 #pragma unroll 1
         for (int part = 0; part < BLOCK_KV; part += PART) {
             const int kv_lo = tile * BLOCK_KV + part;
-            const fp16* K_tile = K_smem + part * (QK_WIDTH + PAD);
-            const fp16* V_tile = V_smem + part * (V_WIDTH + PAD);
+            const fp16* K_tile = K_smem + stage * QKTile::ELEMENTS + part * (QK_WIDTH + PAD);
+            const fp16* V_tile = V_smem + stage * VTile::ELEMENTS + part * (V_WIDTH + PAD);
 
             // S = Q K^T, dP = dO V^T
             float S_frag[ROWS][COLUMNS] = {}, dP_frag[ROWS][COLUMNS] = {};
-            multiply_rows<QK_WIDTH>(S_frag, Q_smem + warp_row * (QK_WIDTH + PAD), K_tile);
-            multiply_rows<V_WIDTH>(dP_frag, dO_smem + warp_row * (V_WIDTH + PAD), V_tile);
+            multiply_rows<QK_WIDTH, QK_STEPS>(S_frag, Q_smem + warp_row * (QK_WIDTH + PAD), K_tile);
+            multiply_rows<V_WIDTH, V_STEPS>(dP_frag, dO_smem + warp_row * (V_WIDTH + PAD), V_tile);
 
             // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-            const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_row + thread % 32 / 4;
+            const int thread = thread_index(), first_column = thread % 4 * 2;
             const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
+            const int first_row = warp_row + thread % 32 / 4;
             const auto row_of = [&](int r) { return first_row + 8 * r; };
             // P takes the place of S, P * dP that of dP
 #pragma unroll
@@ -604,7 +612,7 @@ alibi_backward_delta(
             }
         }
         __syncthreads();  // all threads are done with the tile: the next one may replace it
-        if (following < tile_end) load_keys(following);
+        if (following < tile_end) load_keys(following, stage);
         cp_async_commit();
         tile = following;
     }
@@ -667,8 +675,8 @@ alibi_backward_dk_dv(
 {
     constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: keys, and rows that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
-    fp16* K_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_KV][QK_WIDTH + PAD], in the end dK
-    fp16* V_smem = (fp16*)(smem + FIXED_V_SMEM);  // [BLOCK_KV][V_WIDTH + PAD], in the end dV
+    fp16* K_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_KV][QK_WIDTH + PAD]
+    fp16* V_smem = (fp16*)(smem + FIXED_V_SMEM);  // [BLOCK_KV][V_WIDTH + PAD]
     fp16* Q_smem = (fp16*)(smem + STREAMED_QK_SMEM);  // [1][BLOCK_Q][QK_WIDTH + PAD]
     fp16* dO_smem = (fp16*)(smem + STREAMED_V_SMEM);  // [1][BLOCK_Q][V_WIDTH + PAD]
     RowValues* row_values = (RowValues*)(smem + ROW_VALUES_SMEM);  // [1]
@@ -682,6 +690,7 @@ alibi_backward_dk_dv(
 
     float dK_frag[ROWS][QK_WIDTH / 4] = {};
     float dV_frag[ROWS][V_WIDTH / 4] = {};
+    constexpr int stage = 0;  // the only one
     for (int h_idx = kv_h_idx * group_size; h_idx < (kv_h_idx + 1) * group_size; ++h_idx) {
         const Captured in = {
             captured_slopes, captured_slopes_step_0
@@ -694,15 +703,15 @@ alibi_backward_dk_dv(
         const int full_tile_end = range.full_end / BLOCK_Q;
         int tile = range.begin / BLOCK_Q;
 
-        const auto load_rows = [&](int tile) {
-            const int q_lo = tile * BLOCK_Q, b = opaque(b_idx), h = opaque(h_idx);  // no address is kept in registers
-            QKTile{Q_smem}.load_async(
+        const auto load_rows = [&](int next, int to) {
+            const int q_lo = next * BLOCK_Q, b = opaque(b_idx), h = opaque(h_idx);  // no address is kept in registers
+            QKTile{Q_smem + to * QKTile::ELEMENTS}.load_async(
                 Q + b * q_stride_b + h * q_stride_h, q_stride_s, q_lo, q_len);
-            VTile{dO_smem}.load_async(
+            VTile{dO_smem + to * VTile::ELEMENTS}.load_async(
                 dO + b * do_stride_b + h * do_stride_h, do_stride_s, q_lo, q_len);
             const int row = thread_index(), q_idx = q_lo + row;
             if (row < BLOCK_Q) {
-                RowValues& values = row_values[0];
+                RowValues& values = row_values[to];
                 const float* lse_head = lse + b * lse_stride_b + h * lse_stride_h;
                 cp_async_4(values.lse + row, lse_head + q_idx * lse_stride_s, q_idx < q_len);
                 const float* delta_head = delta + ((long long)b * q_heads + h) * q_len;
@@ -711,7 +720,7 @@ alibi_backward_dk_dv(
                 cp_async_4(values.lse_rest + row, lse_rest_head + q_idx, q_idx < q_len);
             }
         };
-        if (tile < tile_end) load_rows(tile);
+        if (tile < tile_end) load_rows(tile, stage);
         cp_async_commit();
 
         while (tile < tile_end) {
@@ -719,26 +728,27 @@ alibi_backward_dk_dv(
             const int following = tile + 1;
             cp_async_wait<0>();  // this thread's copies of the tile have arrived; after the barrier, all threads' copies
             if (thread_index() < BLOCK_Q) {  // of the row that this thread has copied
-                float& row_lse = row_values[0].lse[thread_index()];
+                float& row_lse = row_values[stage].lse[thread_index()];
                 row_lse = finite_or_0(row_lse);
             }
             __syncthreads();
 #pragma unroll 1
             for (int part = 0; part < BLOCK_Q; part += PART) {
                 const int q_lo = tile * BLOCK_Q + part;
-                const fp16* Q_tile = Q_smem + part * (QK_WIDTH + PAD);
-                const fp16* dO_tile = dO_smem + part * (V_WIDTH + PAD);
-                const RowValues& of_rows = row_values[0];
+                const fp16* Q_tile = Q_smem + stage * QKTile::ELEMENTS + part * (QK_WIDTH + PAD);
+                const fp16* dO_tile = dO_smem + stage * VTile::ELEMENTS + part * (V_WIDTH + PAD);
+                const RowValues& of_rows = row_values[stage];
 
                 // S^T = K Q^T, dP^T = V dO^T
                 float S_frag[ROWS][COLUMNS] = {};
-                multiply_rows<QK_WIDTH>(S_frag, K_smem + warp_key * (QK_WIDTH + PAD), Q_tile);
+                multiply_rows<QK_WIDTH, QK_STEPS>(S_frag, K_smem + warp_key * (QK_WIDTH + PAD), Q_tile);
                 float dP_frag[ROWS][COLUMNS] = {};
-                multiply_rows<V_WIDTH>(dP_frag, V_smem + warp_key * (V_WIDTH + PAD), dO_tile);
+                multiply_rows<V_WIDTH, V_STEPS>(dP_frag, V_smem + warp_key * (V_WIDTH + PAD), dO_tile);
 
                 // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-                const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_key + thread % 32 / 4;
+                const int thread = thread_index(), first_column = thread % 4 * 2;
                 const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
+                const int first_row = warp_key + thread % 32 / 4;
                 const auto row_of = [&](int r) { return first_row + 8 * r; };
                 // P takes the place of S, dS that of dP
 #pragma unroll
@@ -765,7 +775,9 @@ alibi_backward_dk_dv(
                             if (q_lo + column_of(j) >= q_len || !allowed) S_frag[r][j] = dP_frag[r][j] = 0.0f;
                         }
                 }
-                const Factors<ROWS, COLUMNS> P_factors(S_frag), dS_factors(dP_frag);
+
+                const Factors<ROWS, COLUMNS> P_factors(S_frag);
+                const Factors<ROWS, COLUMNS> dS_factors(dP_frag);
                 // dV += P^T dO
                 if (partial)
                     multiply_fragments<V_WIDTH, true>(dV_frag, P_factors, dO_tile);
@@ -778,7 +790,7 @@ alibi_backward_dk_dv(
                     multiply_fragments<QK_WIDTH, false>(dK_frag, dS_factors, Q_tile);
             }
             __syncthreads();  // all threads are done with the tile: the next one may replace it
-            if (following < tile_end) load_rows(following);
+            if (following < tile_end) load_rows(following, stage);
             cp_async_commit();
             tile = following;
         }
@@ -794,9 +806,11 @@ alibi_backward_dk_dv(
     fp16* dV_smem = V_smem + warp_key * (V_WIDTH + PAD);
     store_fragments<V_WIDTH>(dV_smem, dV_frag, 1.0f);
     __syncwarp();
-    fp16* dk_rows = dK + end.b_idx * dk_stride_b + end.kv_h_idx * dk_stride_h + first_key * dk_stride_s;
+    fp16* dk_rows =
+        dK + end.b_idx * dk_stride_b + end.kv_h_idx * dk_stride_h + first_key * dk_stride_s;
     store_rows<HEAD_DIM, QK_WIDTH>(dk_rows, dk_stride_s, dK_smem, existing);
-    fp16* dv_rows = dV + end.b_idx * dv_stride_b + end.kv_h_idx * dv_stride_h + first_key * dv_stride_s;
+    fp16* dv_rows =
+        dV + end.b_idx * dv_stride_b + end.kv_h_idx * dv_stride_h + first_key * dv_stride_s;
     store_rows<HEAD_DIM_V, V_WIDTH>(dv_rows, dv_stride_s, dV_smem, existing);
 }
 
@@ -832,7 +846,7 @@ alibi_backward_dq(
 {
     constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: rows, and keys that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
-    fp16* Q_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_Q][QK_WIDTH + PAD], in the end dQ
+    fp16* Q_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_Q][QK_WIDTH + PAD]
     fp16* dO_smem = (fp16*)(smem + FIXED_V_SMEM);  // [BLOCK_Q][V_WIDTH + PAD]
     fp16* K_smem = (fp16*)(smem + STREAMED_QK_SMEM);  // [1][BLOCK_KV][QK_WIDTH + PAD]
     fp16* V_smem = (fp16*)(smem + STREAMED_V_SMEM);  // [1][BLOCK_KV][V_WIDTH + PAD]
@@ -856,14 +870,15 @@ alibi_backward_dq(
     const int full_tile_end = range.full_end / BLOCK_KV;
     int tile = range.begin / BLOCK_KV;
 
-    const auto load_keys = [&](int tile) {
-        const int kv_lo = tile * BLOCK_KV, b = opaque(b_idx), h = opaque(kv_h_idx);  // no address is kept in registers
-        QKTile{K_smem}.load_async(
+    const auto load_keys = [&](int next, int to) {
+        const int kv_lo = next * BLOCK_KV, b = opaque(b_idx), h = opaque(kv_h_idx);  // no address is kept in registers
+        QKTile{K_smem + to * QKTile::ELEMENTS}.load_async(
             K + b * k_stride_b + h * k_stride_h, k_stride_s, kv_lo, kv_len);
-        VTile{V_smem}.load_async(
+        VTile{V_smem + to * VTile::ELEMENTS}.load_async(
             V + b * v_stride_b + h * v_stride_h, v_stride_s, kv_lo, kv_len);
     };
-    if (tile < tile_end) load_keys(tile);
+    constexpr int stage = 0;  // the only one
+    if (tile < tile_end) load_keys(tile, stage);
     cp_async_commit();
 
     RowValues& own_rows = *(RowValues*)(smem + ROW_VALUES_SMEM);  // in registers, they would be spilled beside the sums
@@ -883,17 +898,18 @@ alibi_backward_dq(
 #pragma unroll 1
         for (int part = 0; part < BLOCK_KV; part += PART) {
             const int kv_lo = tile * BLOCK_KV + part;
-            const fp16* K_tile = K_smem + part * (QK_WIDTH + PAD);
-            const fp16* V_tile = V_smem + part * (V_WIDTH + PAD);
+            const fp16* K_tile = K_smem + stage * QKTile::ELEMENTS + part * (QK_WIDTH + PAD);
+            const fp16* V_tile = V_smem + stage * VTile::ELEMENTS + part * (V_WIDTH + PAD);
 
             // S = Q K^T, dP = dO V^T
             float S_frag[ROWS][COLUMNS] = {}, dP_frag[ROWS][COLUMNS] = {};
-            multiply_rows<QK_WIDTH>(S_frag, Q_smem + warp_row * (QK_WIDTH + PAD), K_tile);
-            multiply_rows<V_WIDTH>(dP_frag, dO_smem + warp_row * (V_WIDTH + PAD), V_tile);
+            multiply_rows<QK_WIDTH, QK_STEPS>(S_frag, Q_smem + warp_row * (QK_WIDTH + PAD), K_tile);
+            multiply_rows<V_WIDTH, V_STEPS>(dP_frag, dO_smem + warp_row * (V_WIDTH + PAD), V_tile);
 
             // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-            const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_row + thread % 32 / 4;
+            const int thread = thread_index(), first_column = thread % 4 * 2;
             const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
+            const int first_row = warp_row + thread % 32 / 4;
             const auto row_of = [&](int r) { return first_row + 8 * r; };
             // Pairs that the mask excludes, a bit for each pair of the thread: they add nothing, whatever is computed for them
             unsigned excluded = 0;
@@ -933,7 +949,7 @@ alibi_backward_dq(
                 multiply_fragments<QK_WIDTH, false>(dQ_frag, dS_factors, K_tile);
         }
         __syncthreads();  // all threads are done with the tile: the next one may replace it
-        if (following < tile_end) load_keys(following);
+        if (following < tile_end) load_keys(following, stage);
         cp_async_commit();
         tile = following;
     }
@@ -986,7 +1002,8 @@ alibi_backward_d_slopes(
         for (int h_idx = h_begin; h_idx < h_end; ++h_idx) {
             const long long head = (long long)b_idx * q_heads + h_idx;
             float part = 0.0f;
-            for (int q_idx = q_begin + threadIdx.x; q_idx < q_end; q_idx += THREADS) part += rows_of_slopes[head * q_len + q_idx];
+            for (int q_idx = q_begin + threadIdx.x; q_idx < q_end; q_idx += THREADS)
+                part += rows_of_slopes[head * q_len + q_idx];
             sum += part;
         }
 

@@ -207,7 +207,7 @@ alibi_backward_softmax(
 
 // 6. Gradients of the weights
 //
-//     dP[q, k] = sum over d of dO[q, d] * V[k, d]  where q >= k, else 0
+//     dP[q, k] = sum over d of dO[q, d] * V[k, d]   where q >= k, else 0
 //
 // One thread computes one element: the scores' product, with dO for Q and V for K.
 
@@ -285,7 +285,8 @@ alibi_backward_delta(
 //
 //     dS[k] = P[k] * (dP[k] - delta)
 //
-// One thread computes one element, in the place of dP. A pair without weight has no gradient, whatever it is multiplied with.
+// One thread computes one element, in the place of dP. A pair without weight or without gradient has none further on, whatever it is
+// multiplied with.
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 alibi_backward_score_gradients(

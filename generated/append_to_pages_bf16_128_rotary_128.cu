@@ -1,7 +1,9 @@
 // append_to_pages_bf16_128_rotary_128
 // ===================================
 //
-// New rows of K and V are appended to a cache, K rotated on the way. Q is rotated too. For batch b, head h and new row i:
+// New rows of K and V are appended to a cache.
+// K is rotated on the way, and so is Q.
+// For batch b, head h and new row i:
 //
 //     position = lengths[b] + i
 //     K_cache[place(b, position), h] = rotated(K[b, i, h], position)
@@ -10,7 +12,7 @@
 //     lengths_after[b] = lengths[b] + new_len
 //
 // place(b, position) is row position % page_size of page page_table[b, position / page_size].
-// Rows for which the cache has no room are not written. Positions past the last angle use the last one.
+// Rows for which the cache has no room are not written. A position past the last angle uses the last one.
 //
 // Shapes
 //     K    bf16 [batch, new_len, kv_heads, 128]

@@ -83,11 +83,11 @@ template <int WIDTH, typename Combine> __device__ __forceinline__ float lane_red
 
 // 3. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi.
@@ -205,8 +205,10 @@ cross_attention_fused(
 
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
-        load_tile<BLOCK_KV, HEAD_DIM, QK_STRIDE>(K_smem, k_head + kv_lo * k_stride_s, k_stride_s, k_stride_d, kv_len - kv_lo);
-        load_tile<BLOCK_KV, HEAD_DIM_V, V_STRIDE>(V_smem, v_head + kv_lo * v_stride_s, v_stride_s, v_stride_d, kv_len - kv_lo);
+        load_tile<BLOCK_KV, HEAD_DIM, QK_STRIDE>(
+            K_smem, k_head + kv_lo * k_stride_s, k_stride_s, k_stride_d, kv_len - kv_lo);
+        load_tile<BLOCK_KV, HEAD_DIM_V, V_STRIDE>(
+            V_smem, v_head + kv_lo * v_stride_s, v_stride_s, v_stride_d, kv_len - kv_lo);
         __syncthreads();  // the tile (and, the first time, Q) is complete
 
         // S = Q K^T
@@ -246,6 +248,7 @@ cross_attention_fused(
                     if (kv_idx >= kv_len) S_frag[r][j] = -INF;
                 }
         }
+
         // online softmax: what was summed is rescaled whenever the maximum grows
         for (int r = 0; r < ROWS; ++r) {
             float tile_max = row_max[r];

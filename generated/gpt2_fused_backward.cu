@@ -93,6 +93,8 @@ constexpr int ROW_BLOCKS = BLOCK / (16 * 4);  // blocks of 16 rows of a warp
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 64;
 constexpr int V_WIDTH = 64;
+constexpr int QK_STEPS = QK_WIDTH / 16;  // of 16 terms of S
+constexpr int V_STEPS = V_WIDTH / 16;  // of dP
 constexpr int DELTA_LANES = 8;  // that share a row
 
 // 2. Primitives
@@ -216,11 +218,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -233,10 +235,9 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
     };
 }
 
-// The same for a block of keys: rows for which no key of the block is allowed, and rows for which every key is.
 struct QRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // rows outside allow no key of the block
+    int full_begin, full_end;  // rows inside allow every key
 };
 
 // The range for keys kv_lo to kv_hi, solved from q >= k.
@@ -256,6 +257,7 @@ __device__ __forceinline__ QRange q_range(int kv_lo, int kv_hi, int q_len) {
 
 // A tile of TILE_ROWS rows in shared memory, STRIDE elements from row to row: COLUMNS elements of data, zeros up to WIDTH.
 template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
+    static constexpr int ELEMENTS = TILE_ROWS * STRIDE;
     static constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes in a row
     static constexpr int STEP = THREADS / CHUNKS;  // rows that the block copies at once
     static_assert(CHUNKS <= THREADS, "each chunk of a row has a thread");
@@ -294,13 +296,14 @@ struct RowValues {
 //
 //     multiply_rows       S = Q K^T and dP = dO V^T, or their transposes
 //     multiply_fragments  what is added up over tiles: dV += P^T dO, dK += dS^T Q, dQ += dS K
+//     multiply_stored     the same of P and dS from shared memory, where other warps stored them
 
 struct alignas(16) Chunk {  // 16 bytes, which a lane loads or stores at once
     unsigned words[4];
 };
 
 // D += A B^T: rows of A times rows of B, both in shared memory, WIDTH columns of each. A begins at the warp's own rows.
-template <int WIDTH, int ROWS, int COLUMNS>
+template <int WIDTH, int STEPS, int ROWS, int COLUMNS>
 __device__ __forceinline__ void multiply_rows(float (&D)[ROWS][COLUMNS], const fp16* A, const fp16* B) {
     constexpr int STRIDE = WIDTH + PAD;
     // A fragments: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
@@ -309,7 +312,7 @@ __device__ __forceinline__ void multiply_rows(float (&D)[ROWS][COLUMNS], const f
     const fp16* a_fragment = A + lane % 16 * STRIDE + lane / 16 * 8;
     const fp16* b_fragment = B + (lane % 8 + lane / 16 * 8) * STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
-    for (int step = 0; step < WIDTH / 16; ++step) {
+    for (int step = 0; step < STEPS; ++step) {
         unsigned a_frag[ROWS / 2][4];
 #pragma unroll
         for (int m = 0; m < ROWS / 2; ++m) ldmatrix_x4(a_frag[m], a_fragment + 16 * m * STRIDE + 16 * step);
@@ -332,6 +335,7 @@ __device__ __forceinline__ void multiply_rows(float (&D)[ROWS][COLUMNS], const f
 template <int ROWS, int SUMMED> struct Factors {
     unsigned frag[SUMMED / 4][ROWS / 2][4];
 
+    __device__ __forceinline__ Factors() {}
     __device__ __forceinline__ explicit Factors(const float (&A)[ROWS][SUMMED]) {
 #pragma unroll
         for (int step = 0; step < SUMMED / 4; ++step)
@@ -420,16 +424,18 @@ __device__ __forceinline__ void store_fragments(fp16* rows, const float (&D)[ROW
             *(unsigned*)(mine + 8 * r * (WIDTH + PAD) + 8 * j) = pack(D[r][2 * j] * factor, D[r][2 * j + 1] * factor);
 }
 
-// Stores the first `rows` of the warp's own rows, 8 elements of 16 bytes a lane, where they lie in shared memory with
-// WIDTH columns, to rows of COLUMNS columns in global memory.
+// Stores the first `rows` and `columns` of a warp's part of a gradient, 8 elements of 16 bytes a lane, from rows of WIDTH
+// columns in shared memory, of which COLUMNS are the warp's, to global memory.
 template <int COLUMNS, int WIDTH>
-__device__ __forceinline__ void store_rows(fp16* to, long long row_stride, const fp16* rows_smem, int rows) {
+__device__ __forceinline__ void store_rows(
+    fp16* to, long long row_stride, const fp16* part_smem, int rows, int columns = COLUMNS)
+{
     constexpr int CHUNKS = COLUMNS / 8;
 #pragma unroll 1
     for (int i = thread_index() % 32; i < 16 * ROW_BLOCKS * CHUNKS; i += 32) {
         const int row = i / CHUNKS, column = i % CHUNKS * 8;
-        if (row < rows)
-            *(Chunk*)(to + row * row_stride + column) = *(const Chunk*)(rows_smem + row * (WIDTH + PAD) + column);
+        if (row < rows && column < columns)
+            *(Chunk*)(to + row * row_stride + column) = *(const Chunk*)(part_smem + row * (WIDTH + PAD) + column);
     }
 }
 
@@ -512,8 +518,8 @@ gpt2_backward_dk_dv(
 {
     constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: keys, and rows that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
-    fp16* K_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_KV][QK_WIDTH + PAD], in the end dK
-    fp16* V_smem = (fp16*)(smem + FIXED_V_SMEM);  // [BLOCK_KV][V_WIDTH + PAD], in the end dV
+    fp16* K_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_KV][QK_WIDTH + PAD]
+    fp16* V_smem = (fp16*)(smem + FIXED_V_SMEM);  // [BLOCK_KV][V_WIDTH + PAD]
     fp16* Q_smem = (fp16*)(smem + STREAMED_QK_SMEM);  // [1][BLOCK_Q][QK_WIDTH + PAD]
     fp16* dO_smem = (fp16*)(smem + STREAMED_V_SMEM);  // [1][BLOCK_Q][V_WIDTH + PAD]
     RowValues* row_values = (RowValues*)(smem + ROW_VALUES_SMEM);  // [1]
@@ -527,6 +533,7 @@ gpt2_backward_dk_dv(
 
     float dK_frag[ROWS][QK_WIDTH / 4] = {};
     float dV_frag[ROWS][V_WIDTH / 4] = {};
+    constexpr int stage = 0;  // the only one
     for (int h_idx = kv_h_idx * group_size; h_idx < (kv_h_idx + 1) * group_size; ++h_idx) {
         const int kv_hi = min(kv_lo + BLOCK_KV, kv_len) - 1;
         const QRange range = q_range(kv_lo, kv_hi, q_len);
@@ -535,15 +542,15 @@ gpt2_backward_dk_dv(
         const int full_tile_end = range.full_end / BLOCK_Q;
         int tile = range.begin / BLOCK_Q;
 
-        const auto load_rows = [&](int tile) {
-            const int q_lo = tile * BLOCK_Q, b = opaque(b_idx), h = opaque(h_idx);  // no address is kept in registers
-            QKTile{Q_smem}.load_async(
+        const auto load_rows = [&](int next, int to) {
+            const int q_lo = next * BLOCK_Q, b = opaque(b_idx), h = opaque(h_idx);  // no address is kept in registers
+            QKTile{Q_smem + to * QKTile::ELEMENTS}.load_async(
                 Q + b * q_stride_b + h * q_stride_h, q_stride_s, q_lo, q_len);
-            VTile{dO_smem}.load_async(
+            VTile{dO_smem + to * VTile::ELEMENTS}.load_async(
                 dO + b * do_stride_b + h * do_stride_h, do_stride_s, q_lo, q_len);
             const int row = thread_index(), q_idx = q_lo + row;
             if (row < BLOCK_Q) {
-                RowValues& values = row_values[0];
+                RowValues& values = row_values[to];
                 const float* lse_head = lse + b * lse_stride_b + h * lse_stride_h;
                 cp_async_4(values.lse + row, lse_head + q_idx * lse_stride_s, q_idx < q_len);
                 const float* lse_rest_head = lse_rest + b * lse_rest_stride_b + h * lse_rest_stride_h;
@@ -552,7 +559,7 @@ gpt2_backward_dk_dv(
                 cp_async_4(values.delta + row, delta_head + q_idx, q_idx < q_len);
             }
         };
-        if (tile < tile_end) load_rows(tile);
+        if (tile < tile_end) load_rows(tile, stage);
         cp_async_commit();
 
         while (tile < tile_end) {
@@ -560,26 +567,27 @@ gpt2_backward_dk_dv(
             const int following = tile + 1;
             cp_async_wait<0>();  // this thread's copies of the tile have arrived; after the barrier, all threads' copies
             if (thread_index() < BLOCK_Q) {  // of the row that this thread has copied
-                float& row_lse = row_values[0].lse[thread_index()];
+                float& row_lse = row_values[stage].lse[thread_index()];
                 row_lse = finite_or_0(row_lse);
             }
             __syncthreads();
 #pragma unroll 1
             for (int part = 0; part < BLOCK_Q; part += PART) {
                 const int q_lo = tile * BLOCK_Q + part;
-                const fp16* Q_tile = Q_smem + part * (QK_WIDTH + PAD);
-                const fp16* dO_tile = dO_smem + part * (V_WIDTH + PAD);
-                const RowValues& of_rows = row_values[0];
+                const fp16* Q_tile = Q_smem + stage * QKTile::ELEMENTS + part * (QK_WIDTH + PAD);
+                const fp16* dO_tile = dO_smem + stage * VTile::ELEMENTS + part * (V_WIDTH + PAD);
+                const RowValues& of_rows = row_values[stage];
 
                 // S^T = K Q^T, dP^T = V dO^T
                 float S_frag[ROWS][COLUMNS] = {};
-                multiply_rows<QK_WIDTH>(S_frag, K_smem + warp_key * (QK_WIDTH + PAD), Q_tile);
+                multiply_rows<QK_WIDTH, QK_STEPS>(S_frag, K_smem + warp_key * (QK_WIDTH + PAD), Q_tile);
                 float dP_frag[ROWS][COLUMNS] = {};
-                multiply_rows<V_WIDTH>(dP_frag, V_smem + warp_key * (V_WIDTH + PAD), dO_tile);
+                multiply_rows<V_WIDTH, V_STEPS>(dP_frag, V_smem + warp_key * (V_WIDTH + PAD), dO_tile);
 
                 // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-                const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_key + thread % 32 / 4;
+                const int thread = thread_index(), first_column = thread % 4 * 2;
                 const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
+                const int first_row = warp_key + thread % 32 / 4;
                 const auto row_of = [&](int r) { return first_row + 8 * r; };
                 // P takes the place of S, dS that of dP
 #pragma unroll
@@ -605,7 +613,9 @@ gpt2_backward_dk_dv(
                             if (q_lo + column_of(j) >= q_len || !allowed) S_frag[r][j] = dP_frag[r][j] = 0.0f;
                         }
                 }
-                const Factors<ROWS, COLUMNS> P_factors(S_frag), dS_factors(dP_frag);
+
+                const Factors<ROWS, COLUMNS> P_factors(S_frag);
+                const Factors<ROWS, COLUMNS> dS_factors(dP_frag);
                 // dV += P^T dO
                 if (partial)
                     multiply_fragments<V_WIDTH, true>(dV_frag, P_factors, dO_tile);
@@ -618,7 +628,7 @@ gpt2_backward_dk_dv(
                     multiply_fragments<QK_WIDTH, false>(dK_frag, dS_factors, Q_tile);
             }
             __syncthreads();  // all threads are done with the tile: the next one may replace it
-            if (following < tile_end) load_rows(following);
+            if (following < tile_end) load_rows(following, stage);
             cp_async_commit();
             tile = following;
         }
@@ -634,9 +644,11 @@ gpt2_backward_dk_dv(
     fp16* dV_smem = V_smem + warp_key * (V_WIDTH + PAD);
     store_fragments<V_WIDTH>(dV_smem, dV_frag, 1.0f);
     __syncwarp();
-    fp16* dk_rows = dK + end.b_idx * dk_stride_b + end.kv_h_idx * dk_stride_h + first_key * dk_stride_s;
+    fp16* dk_rows =
+        dK + end.b_idx * dk_stride_b + end.kv_h_idx * dk_stride_h + first_key * dk_stride_s;
     store_rows<HEAD_DIM, QK_WIDTH>(dk_rows, dk_stride_s, dK_smem, existing);
-    fp16* dv_rows = dV + end.b_idx * dv_stride_b + end.kv_h_idx * dv_stride_h + first_key * dv_stride_s;
+    fp16* dv_rows =
+        dV + end.b_idx * dv_stride_b + end.kv_h_idx * dv_stride_h + first_key * dv_stride_s;
     store_rows<HEAD_DIM_V, V_WIDTH>(dv_rows, dv_stride_s, dV_smem, existing);
 }
 
@@ -686,7 +698,7 @@ gpt2_backward_dq(
 {
     constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: rows, and keys that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
-    fp16* Q_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_Q][QK_WIDTH + PAD], in the end dQ
+    fp16* Q_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_Q][QK_WIDTH + PAD]
     fp16* dO_smem = (fp16*)(smem + FIXED_V_SMEM);  // [BLOCK_Q][V_WIDTH + PAD]
     fp16* K_smem = (fp16*)(smem + STREAMED_QK_SMEM);  // [1][BLOCK_KV][QK_WIDTH + PAD]
     fp16* V_smem = (fp16*)(smem + STREAMED_V_SMEM);  // [1][BLOCK_KV][V_WIDTH + PAD]
@@ -706,14 +718,15 @@ gpt2_backward_dq(
     const int full_tile_end = range.full_end / BLOCK_KV;
     int tile = range.begin / BLOCK_KV;
 
-    const auto load_keys = [&](int tile) {
-        const int kv_lo = tile * BLOCK_KV, b = opaque(b_idx), h = opaque(kv_h_idx);  // no address is kept in registers
-        QKTile{K_smem}.load_async(
+    const auto load_keys = [&](int next, int to) {
+        const int kv_lo = next * BLOCK_KV, b = opaque(b_idx), h = opaque(kv_h_idx);  // no address is kept in registers
+        QKTile{K_smem + to * QKTile::ELEMENTS}.load_async(
             K + b * k_stride_b + h * k_stride_h, k_stride_s, kv_lo, kv_len);
-        VTile{V_smem}.load_async(
+        VTile{V_smem + to * VTile::ELEMENTS}.load_async(
             V + b * v_stride_b + h * v_stride_h, v_stride_s, kv_lo, kv_len);
     };
-    if (tile < tile_end) load_keys(tile);
+    constexpr int stage = 0;  // the only one
+    if (tile < tile_end) load_keys(tile, stage);
     cp_async_commit();
 
     float lse_of[ROWS], lse_rest_of[ROWS], delta_of[ROWS];  // of this lane's rows
@@ -732,17 +745,18 @@ gpt2_backward_dq(
 #pragma unroll 1
         for (int part = 0; part < BLOCK_KV; part += PART) {
             const int kv_lo = tile * BLOCK_KV + part;
-            const fp16* K_tile = K_smem + part * (QK_WIDTH + PAD);
-            const fp16* V_tile = V_smem + part * (V_WIDTH + PAD);
+            const fp16* K_tile = K_smem + stage * QKTile::ELEMENTS + part * (QK_WIDTH + PAD);
+            const fp16* V_tile = V_smem + stage * VTile::ELEMENTS + part * (V_WIDTH + PAD);
 
             // S = Q K^T, dP = dO V^T
             float S_frag[ROWS][COLUMNS] = {}, dP_frag[ROWS][COLUMNS] = {};
-            multiply_rows<QK_WIDTH>(S_frag, Q_smem + warp_row * (QK_WIDTH + PAD), K_tile);
-            multiply_rows<V_WIDTH>(dP_frag, dO_smem + warp_row * (V_WIDTH + PAD), V_tile);
+            multiply_rows<QK_WIDTH, QK_STEPS>(S_frag, Q_smem + warp_row * (QK_WIDTH + PAD), K_tile);
+            multiply_rows<V_WIDTH, V_STEPS>(dP_frag, dO_smem + warp_row * (V_WIDTH + PAD), V_tile);
 
             // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-            const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_row + thread % 32 / 4;
+            const int thread = thread_index(), first_column = thread % 4 * 2;
             const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
+            const int first_row = warp_row + thread % 32 / 4;
             const auto row_of = [&](int r) { return first_row + 8 * r; };
             // dS takes the place of dP
 #pragma unroll
@@ -775,7 +789,7 @@ gpt2_backward_dq(
                 multiply_fragments<QK_WIDTH, false>(dQ_frag, dS_factors, K_tile);
         }
         __syncthreads();  // all threads are done with the tile: the next one may replace it
-        if (following < tile_end) load_keys(following);
+        if (following < tile_end) load_keys(following, stage);
         cp_async_commit();
         tile = following;
     }

@@ -323,11 +323,11 @@ __device__ __forceinline__ void wgmma_pv(float (&d)[36], const unsigned (&a)[4],
 
 // 3. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -491,7 +491,7 @@ struct TileFeed {
 __device__ constexpr int row_in_pair(int i) { return i / 2 % 2; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-// The largest over the four lanes that share a row.
+// The largest of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
@@ -505,14 +505,14 @@ struct Block {
 
     QTile q;  // the rows of the current work tile
     Pipeline<KTile> k;
+    Position k_at;  // where this role is in `k`, and below in the others
     Pipeline<VTile> v;  // with a slab of ones
+    Position v_at;
     OTile o;         // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
     // full: when the work tile is written and its rows of Q have arrived. empty: when each thread of the consumers has read both,
-    // and the thread that copies V the work tile
+    // and the one that copies V the work tile
     Pipeline<volatile TileFeed*> feed;
-
-    // Where this role is
-    Position k_at, v_at, work_at;
+    Position work_at;
 
     __device__ __forceinline__ const volatile WorkTile& current_work() const { return feed.first->works[work_at.phase]; }
     __device__ __forceinline__ const volatile WorkTile& previous_work() const { return feed.first->works[work_at.phase ^ 1]; }
@@ -547,13 +547,13 @@ struct Block {
             for (int i = threadIdx.x; i < VTile::SLAB_BYTES / 4; i += THREADS)
                 ((unsigned*)(v.first.smem + stage * VTile::BYTES + V_SLABS * VTile::SLAB_BYTES))[i] = TWO_ONES;
         async_proxy_fence();  // makes what threads wrote visible to TMA and wgmma
-        __syncthreads();  // the barriers and the ones are there; after this no wait is for the whole block
+        __syncthreads();  // what is written here is there; after this no wait is for the whole block
     }
 };
 
 // The producer warpgroup: loads. A few of its threads copy, as far ahead of the products as there are empty buffers.
 struct Producer : Block {
-    // One thread: takes work tiles until none is left; copies the queries and keys of each
+    // One thread: takes work tiles until none is left; publishes each and copies its queries and keys
     __device__ __forceinline__ void load_queries_and_keys() {
         const int works = work_tiles();
         for (int next = blockIdx.x; next < works; next = next_work_tile(works)) {
@@ -989,10 +989,10 @@ gpt2_hopper(
         next_work,
         batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2,
         {smem + Q_SMEM},
-        {{{smem + K_SMEM}, k_full}, k_full + STAGES},
-        {{{smem + V_SMEM}, v_full}, v_full + STAGES},
+        {{{smem + K_SMEM}, k_full}, k_full + STAGES}, {},
+        {{{smem + V_SMEM}, v_full}, v_full + STAGES}, {},
         {smem + O_SMEM},
-        {{(volatile TileFeed*)(smem + WORK_TILES_SMEM), work_full}, work_full + 1},
+        {{(volatile TileFeed*)(smem + WORK_TILES_SMEM), work_full}, work_full + 1}, {},
     };
     block.set_up();
 

@@ -355,11 +355,6 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Arrives and goes on.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // A barrier of `threads` threads that all wait, as named_barrier_sync, and whether `one` is true in one of them.
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool one) {
     unsigned count;
@@ -472,11 +467,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -489,10 +484,9 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
     };
 }
 
-// The same for a block of keys: rows for which no key of the block is allowed, and rows for which every key is.
 struct QRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // rows outside allow no key of the block
+    int full_begin, full_end;  // rows inside allow every key
 };
 
 // The range for keys kv_lo to kv_hi, solved from q >= k.
@@ -726,9 +720,9 @@ struct TileFeed {
 
 // Writes a warp's 16 rows of a sum, times `factor`, through the warp's own tile in shared memory. TMA writes no row past the
 // last one.
-template <int COLUMNS>
-__device__ __forceinline__ void store_rows(const OTile& rows, const TensorMap* map, const float (&sum)[COLUMNS / 2], float factor,
-                                           int first_row, int h_idx, int b_idx) {
+template <int COLUMNS, typename Tile>
+__device__ __forceinline__ void store_rows(const Tile& rows, const TensorMap* map, const float (&sum)[COLUMNS / 2], float factor,
+                                           int first_row, int h_idx, int place) {
     const int lane = thread_index() % 32;
     if (lane == 0) tma_store_wait_read<0>();  // earlier copies have read the tile
     __syncwarp();
@@ -744,7 +738,7 @@ __device__ __forceinline__ void store_rows(const OTile& rows, const TensorMap* m
     if (lane == 0) {
 #pragma unroll
         for (int slab = 0; 64 * slab < COLUMNS; ++slab)
-            tma_store(map, rows.smem + slab * OTile::SLAB_BYTES, 64 * slab, first_row, h_idx, b_idx);
+            tma_store(map, rows.smem + slab * Tile::SLAB_BYTES, 64 * slab, first_row, h_idx, place);
         tma_store_commit();
     }
 }
@@ -804,7 +798,7 @@ struct Block {
 
     Pipeline<KTile> k;  // of the work tile, and with it `works` of the feed
     Pipeline<VTile> v;
-    Pipeline<QTile> q;  // of the tiles that are visited, and with each its visit and `tile_numbers`
+    Pipeline<QTile> q;  // of the tiles that are visited, and with each what the feed has of it
     Ring<DoTile> dO;  // released with `q`
     OTile out;             // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
     volatile TileFeed* feed;
@@ -890,7 +884,8 @@ struct Producer : Block {
     // Publishes the coordinates of a work tile
     __device__ __forceinline__ void begin_work_tile(int number) const {
         const int group_size = opaque(q_heads) / kv_heads;
-        const WorkTile at = work_tile_of(number, work_tiles(), blocks(), kv_heads * parts, opaque(heads_in_l2) / group_size * parts);
+        const WorkTile at = work_tile_of(number, work_tiles(), blocks(), kv_heads * parts,
+                                         opaque(heads_in_l2) / group_size * parts);
         work().h_begin = at.h_idx * group_size / parts, work().h_end = (at.h_idx + 1) * group_size / parts;
         work().h_idx = at.h_idx / parts, work().part = at.h_idx % parts;  // each part is numbered as a head
         work().block = at.block;
@@ -959,7 +954,7 @@ struct Producer : Block {
     }
 };
 
-// A consumer thread's registers of the matrices: accumulators S^T, dP^T, dK and dV, operands P^T and dS^T, K and V.
+// A consumer thread's registers of the matrices: accumulators, and operands as unsigned.
 struct Fragments {
     float S[BLOCK_Q / 2];   // s; then the factor of dP - delta, which is P itself for most scores
     float dP[BLOCK_Q / 2];
@@ -988,7 +983,7 @@ struct Consumer : Block {
     }
 
     // Loads the keys and values of a work tile as A operands: lane l points at row l % 16, columns 8 * (l / 16) of 16 x 16 rows
-    // and columns. Then both are released: the next ones are copied while the tiles of this work tile are visited
+    // and columns. What no product reads from shared memory is released: the next is copied while this work tile is computed
     __device__ __forceinline__ void hold_keys() {
         const int row = 16 * (thread_index() / 32 - 4) + lane % 16;  // of the block
 #pragma unroll
@@ -1254,11 +1249,11 @@ constexpr int PART_SUMS = CONSUMERS * WARPGROUP_ROWS * (HEAD_DIM + HEAD_DIM_V); 
 // The sum of parts, stored
 template <int COLUMNS>
 __device__ __forceinline__ void store_sum_of_parts(const OTile& rows, const TensorMap* map, const float* sums, int parts, float factor,
-                                                   int first_key, int kv_h_idx, int b_idx) {
+                                                   int first_key, int kv_h_idx, int place) {
     float sum[COLUMNS / 2] = {};
 #pragma unroll 1
     for (int part = 0; part < parts; ++part) add_registers<COLUMNS>(sum, sums + part * PART_SUMS);
-    store_rows<COLUMNS>(rows, map, sum, factor, first_key, kv_h_idx, b_idx);
+    store_rows<COLUMNS>(rows, map, sum, factor, first_key, kv_h_idx, place);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -1305,7 +1300,7 @@ struct Block {
 
     Pipeline<QTile> q;  // of the work tile, and with it `works` of the feed
     Ring<DoTile> dO;  // released with `q`
-    Pipeline<KTile> k;  // of the tiles that are visited, and with each its visit
+    Pipeline<KTile> k;  // of the tiles that are visited, and with each what the feed has of it
     Ring<VTile> v;  // released with `k`
     OTile out;             // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
     volatile TileFeed* feed;
@@ -1452,6 +1447,7 @@ struct Fragments {
     float dP[BLOCK_KV / 2];
     float dQ[HEAD_DIM / 2];
     unsigned dS[BLOCK_KV / 16][4];
+    float lse2[2], delta[2], offset[2];  // of the lane's rows
 };
 
 // A consumer warpgroup: computes dQ of 64 rows. Each of its threads has the members in registers.
@@ -1461,15 +1457,13 @@ struct Consumer : Block {
     unsigned q_operand, do_operand, k_operand, k_rows_operand, v_operand;  // of stage 0
 
     Fragments& frag;
-    float (&row_lse2)[2], (&row_delta)[2], (&row_offset)[2];  // of this lane's rows
     bool large;  // whether a row has large scores: its tiles count as partial
 
     // The current work tile, and the current tile
-    int visit, q_lo;
+    int visit, q_lo, h_idx, b_idx;
 
-    __device__ __forceinline__ Consumer(const Block& block, int number, Fragments& frag,
-                                        float (&row_lse2)[2], float (&row_delta)[2], float (&row_offset)[2])
-        : Block(block), consumer(number), frag(frag), row_lse2(row_lse2), row_delta(row_delta), row_offset(row_offset) {
+    __device__ __forceinline__ Consumer(const Block& block, int number, Fragments& frag)
+        : Block(block), consumer(number), frag(frag) {
         lane = threadIdx.x % 32;
         lane_row = WARPGROUP_ROWS * consumer + 16 * (threadIdx.x % 128 / 32) + lane / 4;
         q_operand = QTile{q.first.smem + consumer * WARPGROUP_ROWS * ROW_BYTES}.k_major();
@@ -1521,9 +1515,9 @@ struct Consumer : Block {
             const int kv_idx = kv_lo + key;
             const float s = frag.S[i];
             float exponent = s;
-            if constexpr (PARTIAL) exponent = (__fmul_rn(exponent, softmax_scale) - row_offset[row_in_pair(i)]) * LOG2_E;
+            if constexpr (PARTIAL) exponent = (__fmul_rn(exponent, softmax_scale) - frag.offset[row_in_pair(i)]) * LOG2_E;
             else exponent *= EXPONENT_SCALE;
-            float weight = fast_exp2(exponent - row_lse2[row_in_pair(i)]);
+            float weight = fast_exp2(exponent - frag.lse2[row_in_pair(i)]);
             float slope = weight;
             if constexpr (PARTIAL) {
                 if (kv_lo + key >= kv_len || !mask(q_idx, kv_idx)) weight = slope = 0.0f;
@@ -1531,7 +1525,7 @@ struct Consumer : Block {
             frag.S[i] = slope;
         }
         const auto gradient = [&](int i) {
-            return PARTIAL && frag.S[i] == 0.0f ? 0.0f : frag.S[i] * (frag.dP[i] - row_delta[row_in_pair(i)]);
+            return PARTIAL && frag.S[i] == 0.0f ? 0.0f : frag.S[i] * (frag.dP[i] - frag.delta[row_in_pair(i)]);
         };
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; i += 2) frag.dS[i / 8][i / 2 % 4] = pack(gradient(i), gradient(i + 1));
@@ -1569,7 +1563,8 @@ struct Consumer : Block {
         if (large) visit |= visit_of(0, 1 << consumer);
     }
 
-    // One tile of keys, whose S and dP are there; LAST: no other follows in the work tile, ALL_KEYS: see multiplies_all_keys
+    // One tile of keys, whose S and dP are there; LAST: no other follows in the work tile
+    // ALL_KEYS: see multiplies_all_keys
     template <bool PARTIAL, bool LAST, bool ALL_KEYS = true> __device__ __forceinline__ void step() {
         if constexpr (LAST) q.release(work_at);  // and dO: their last products are there
         score_gradients<PARTIAL>();
@@ -1623,8 +1618,8 @@ struct Consumer : Block {
             q.wait_full(work_at);
             const int q_block = __shfl_sync(0xffffffff, work().block, 0);
             if (q_block == END) break;
-            const int h_idx = work().h_idx;
-            const int b_idx = work().b_idx;
+            h_idx = work().h_idx;
+            b_idx = work().b_idx;
             const bool any = __shfl_sync(0xffffffff, work().any, 0);
             q_lo = q_block * BLOCK_ROWS;
             const int blocks = (q_len + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -1632,7 +1627,7 @@ struct Consumer : Block {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int row = lane_row % BLOCK_Q + 8 * r;
-                row_lse2[r] = of_tile.lse2[row], row_delta[r] = of_tile.delta[row], row_offset[r] = of_tile.offset[row];
+                frag.lse2[r] = of_tile.lse2[row], frag.delta[r] = of_tile.delta[row], frag.offset[r] = of_tile.offset[row];
             }
             large = __any_sync(0xffffffff, of_tile.offset[lane] != 0.0f || of_tile.offset[lane + 32] != 0.0f);
 #pragma unroll
@@ -1644,7 +1639,8 @@ struct Consumer : Block {
                 q.release(work_at);
             }
             const int warp = thread_index() / 32 - 4, first_row = q_block * BLOCK_ROWS + 16 * warp;
-            store_rows<HEAD_DIM>({out.smem + warp * OTile::BYTES}, dq_map, frag.dQ, softmax_scale, first_row, h_idx, b_idx);
+            const OTile rows = {out.smem + warp * OTile::BYTES};
+            store_rows<HEAD_DIM>(rows, dq_map, frag.dQ, softmax_scale, first_row, h_idx, b_idx);
         }
         if (lane == 0) tma_store_wait<0>();  // the copies read shared memory, which the block frees when it ends
     }
@@ -1690,8 +1686,7 @@ gpt2_backward_dq(
         take_registers<232>();
         // Not members of Consumer: the compiler keeps an object with arrays in registers only if loops over these are unrolled
         of_rows::Fragments frag;
-        float row_lse2[2], row_delta[2], row_offset[2];
-        of_rows::Consumer consumer(block, warpgroup - 1, frag, row_lse2, row_delta, row_offset);
+        of_rows::Consumer consumer(block, warpgroup - 1, frag);
         consumer.compute();
     }
 }

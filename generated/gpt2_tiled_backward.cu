@@ -113,11 +113,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -323,6 +323,7 @@ gpt2_backward_scores(
                 if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
             }
     }
+
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;
@@ -408,7 +409,8 @@ gpt2_backward_softmax(
 #pragma unroll 4
     for (int k = first; k < end; k += THREADS * 4) {
         Vector<float, 4> s = *(const Vector<float, 4>*)&row[k];
-        for (int e = 0; e < 4; ++e) s.at[e] = s.at[e] == -INF ? 0.0f : expf(s.at[e] - shift) * inverse;
+        for (int e = 0; e < 4; ++e)
+            s.at[e] = s.at[e] == -INF ? 0.0f : expf(s.at[e] - shift) * inverse;
         *(Vector<float, 4>*)&row[k] = s;
     }
 }
@@ -546,12 +548,15 @@ gpt2_backward_delta(
     const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
     const KvRange range = kv_range(q_lo, q_hi, kv_len);
     const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
-    const long long row = ((long long)b_idx * q_heads + h_idx) * q_len + q_idx, row_begin = row * kv_blocks * BLOCK_KV;
-    const int first = range.begin / BLOCK_KV * BLOCK_KV + threadIdx.x * 4, end = tile_end * BLOCK_KV;  // of this thread's keys
+    const long long row = ((long long)b_idx * q_heads + h_idx) * q_len + q_idx;
+    const long long row_begin = row * kv_blocks * BLOCK_KV;
+    // of this thread's keys
+    const int first = range.begin / BLOCK_KV * BLOCK_KV + threadIdx.x * 4, end = tile_end * BLOCK_KV;
 
     float sum = 0.0f;
     for (int k = first; k < end; k += THREADS * 4) {
-        const Vector<float, 4> p = *(const Vector<float, 4>*)&P[row_begin + k], dp = *(const Vector<float, 4>*)&dP[row_begin + k];
+        const Vector<float, 4> p = *(const Vector<float, 4>*)&P[row_begin + k];
+        const Vector<float, 4> dp = *(const Vector<float, 4>*)&dP[row_begin + k];
         for (int e = 0; e < 4; ++e)
             if (p.at[e] != 0.0f) sum = fmaf(p.at[e], dp.at[e], sum);
     }
@@ -583,8 +588,10 @@ gpt2_backward_score_gradients(
     const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
     const KvRange range = kv_range(q_lo, q_hi, kv_len);
     const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
-    const long long row = ((long long)b_idx * q_heads + h_idx) * q_len + q_idx, row_begin = row * kv_blocks * BLOCK_KV;
-    const int first = range.begin / BLOCK_KV * BLOCK_KV + threadIdx.x * 4, end = tile_end * BLOCK_KV;  // of this thread's keys
+    const long long row = ((long long)b_idx * q_heads + h_idx) * q_len + q_idx;
+    const long long row_begin = row * kv_blocks * BLOCK_KV;
+    // of this thread's keys
+    const int first = range.begin / BLOCK_KV * BLOCK_KV + threadIdx.x * 4, end = tile_end * BLOCK_KV;
 
     for (int k = first; k < end; k += THREADS * 4) {
         Vector<float, 4> gradients = {};
@@ -647,8 +654,9 @@ gpt2_backward_dq(
     Vector<fp16, 4> k_share[SHARE<SLICE, BLOCK_D>];
     const auto fetch_from = [&](int k) {
         fetch_slice<BLOCK_Q, SLICE>(ds_share, ds_mine + k, ds_stride_s, 1, true, q_len - q_lo);
-        fetch_slice<SLICE, BLOCK_D>(k_share, k_mine + k * k_stride_s, k_stride_s, k_stride_d, k_vectors, kv_len - k,
-                                     HEAD_DIM - d_lo);
+        fetch_slice<SLICE, BLOCK_D>(
+            k_share, k_mine + k * k_stride_s, k_stride_s, k_stride_d, k_vectors,
+            kv_len - k, HEAD_DIM - d_lo);
     };
 
     float dQ_frag[ROWS][DIMS] = {};
@@ -684,7 +692,8 @@ gpt2_backward_dq(
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;
-        fp16* dq_row = dQ + b_idx * dq_stride_b + h_idx * dq_stride_h + q_idx * dq_stride_s;
+        fp16* dq_row = dQ + b_idx * dq_stride_b + h_idx * dq_stride_h
+            + q_idx * dq_stride_s;
         for (int c = 0; c < DIMS; ++c) {
             const int d = d_lo + column_of(c);
             if (d < HEAD_DIM) dq_row[d * dq_stride_d] = to_fp16(dQ_frag[r][c] * softmax_scale);
@@ -740,8 +749,8 @@ gpt2_backward_dk(
         const fp16* rows_mine = q_head + d_lo * q_stride_d + my_first<BLOCK_D>(q_stride_s, q_stride_d);
         const auto fetch_from = [&](int q) {
             fetch_slice<SLICE, BLOCK_KV>(weights_share, weights_mine + (long long)q * pair_stride, pair_stride, 1, true, q_len - q);
-            fetch_slice<SLICE, BLOCK_D>(rows_share, rows_mine + q * q_stride_s, q_stride_s, q_stride_d, vectors, q_len - q,
-                                        HEAD_DIM - d_lo);
+            fetch_slice<SLICE, BLOCK_D>(rows_share, rows_mine + q * q_stride_s, q_stride_s, q_stride_d, vectors,
+                                        q_len - q, HEAD_DIM - d_lo);
         };
         for (int q_block = 0; q_block < q_blocks; ++q_block) {
             const int q_lo = q_block * BLOCK_Q;
@@ -779,7 +788,8 @@ gpt2_backward_dk(
     for (int r = 0; r < ROWS; ++r) {
         const int kv_idx = own_lo + row_of(r);
         if (kv_idx >= kv_len) continue;
-        fp16* dk_row = dK + b_idx * dk_stride_b + kv_h_idx * dk_stride_h + kv_idx * dk_stride_s;
+        fp16* dk_row = dK + b_idx * dk_stride_b + kv_h_idx * dk_stride_h
+            + kv_idx * dk_stride_s;
         for (int c = 0; c < DIMS; ++c) {
             const int d = d_lo + column_of(c);
             if (d < HEAD_DIM) dk_row[d * dk_stride_d] = to_fp16(sum[r][c] * softmax_scale);
@@ -834,8 +844,8 @@ gpt2_backward_dv(
         const fp16* rows_mine = do_head + d_lo * do_stride_d + my_first<BLOCK_D>(do_stride_s, do_stride_d);
         const auto fetch_from = [&](int q) {
             fetch_slice<SLICE, BLOCK_KV>(weights_share, weights_mine + (long long)q * pair_stride, pair_stride, 1, true, q_len - q);
-            fetch_slice<SLICE, BLOCK_D>(rows_share, rows_mine + q * do_stride_s, do_stride_s, do_stride_d, vectors, q_len - q,
-                                        HEAD_DIM_V - d_lo);
+            fetch_slice<SLICE, BLOCK_D>(rows_share, rows_mine + q * do_stride_s, do_stride_s, do_stride_d, vectors,
+                                        q_len - q, HEAD_DIM_V - d_lo);
         };
         for (int q_block = 0; q_block < q_blocks; ++q_block) {
             const int q_lo = q_block * BLOCK_Q;
@@ -873,7 +883,8 @@ gpt2_backward_dv(
     for (int r = 0; r < ROWS; ++r) {
         const int kv_idx = own_lo + row_of(r);
         if (kv_idx >= kv_len) continue;
-        fp16* dv_row = dV + b_idx * dv_stride_b + kv_h_idx * dv_stride_h + kv_idx * dv_stride_s;
+        fp16* dv_row = dV + b_idx * dv_stride_b + kv_h_idx * dv_stride_h
+            + kv_idx * dv_stride_s;
         for (int c = 0; c < DIMS; ++c) {
             const int d = d_lo + column_of(c);
             if (d < HEAD_DIM_V) dv_row[d * dv_stride_d] = to_fp16(sum[r][c]);

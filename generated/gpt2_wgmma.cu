@@ -266,11 +266,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -358,6 +358,11 @@ template <typename Tile> struct Ring {
     __device__ __forceinline__ void wait_full(const Position& at) const { mbarrier_wait(full + at.index, at.phase); }
 };
 
+// A ring with a position of its own.
+template <typename Tile> struct TurningRing : Ring<Tile> {
+    Position at;
+};
+
 // 6. The fused kernel
 //
 //     S[q, k] = s  where q >= k, else -inf
@@ -376,11 +381,13 @@ template <typename Tile> struct Ring {
 // Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
 // 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 
-// The largest, and the sum, over the four lanes that share a row.
+// The largest of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
+
+// The sum of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
@@ -419,8 +426,7 @@ struct RowSoftmax {
         return max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
     }
     __device__ __forceinline__ float shift_of(int r) const {
-        // 0: no key yet; or a large maximum, which was subtracted
-        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;
+        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;  // 0: no key yet; or a large maximum, which was subtracted
     }
 
     // Whether a maximum is so large that it is subtracted from the scores before they are scaled, which is exact
@@ -524,9 +530,8 @@ gpt2_wgmma(
 
     // Barriers `full`: the thread that copies arrives once and announces the bytes; all threads wait before they multiply.
     unsigned long long* q_full = (unsigned long long*)(smem + BARRIERS_SMEM);
-    const Ring<KTile> k = {{smem + K_SMEM}, q_full + 1};
-    const Ring<VTile> v = {{smem + V_SMEM}, k.full + STAGES};
-    Position v_at, k_at;
+    TurningRing<KTile> k = {{{smem + K_SMEM}, q_full + 1}};
+    TurningRing<VTile> v = {{{smem + V_SMEM}, k.full + STAGES}};
     if (threadIdx.x == 0) {
         mbarrier_init(q_full, 1);
         for (int stage = 0; stage < STAGES; ++stage) {
@@ -584,14 +589,14 @@ gpt2_wgmma(
         const int following = tile + 1;
         __syncthreads();  // all threads are done with the previous tile: the next one may replace it
         if (following < tile_end) {
-            load_k(following, k_at.index ^ 1);
-            load_v(following, v_at.index ^ 1);
+            load_k(following, k.at.index ^ 1);
+            load_v(following, v.at.index ^ 1);
         }
 
         // S = Q K^T
         Fragment<COLUMNS> S_frag;
-        const unsigned long long k_tile = smem_descriptor(k_operand + k_at.index * (KTile::BYTES / 16));
-        k.wait_full(k_at);
+        const unsigned long long k_tile = smem_descriptor(k_operand + k.at.index * (KTile::BYTES / 16));
+        k.wait_full(k.at);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
@@ -612,6 +617,7 @@ gpt2_wgmma(
                     if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
                 }
         }
+
         softmax.find_largest(S_frag.d);
         if (softmax.raise_maxima(S_frag.d)) {
 #pragma unroll
@@ -626,8 +632,8 @@ gpt2_wgmma(
         // P as the A operand of P V: the fragments of S, rounded
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 4; ++i) P_frag[i / 4][i % 4] = pack(S_frag.d[2 * i], S_frag.d[2 * i + 1]);
-        const unsigned long long v_tile = smem_descriptor(v_operand + v_at.index * (VTile::BYTES / 16));
-        v.wait_full(v_at);
+        const unsigned long long v_tile = smem_descriptor(v_operand + v.at.index * (VTile::BYTES / 16));
+        v.wait_full(v.at);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step)
@@ -635,8 +641,8 @@ gpt2_wgmma(
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_received(O_frag.d);
-        k_at.advance(STAGES);
-        v_at.advance(STAGES);
+        k.at.advance(STAGES);
+        v.at.advance(STAGES);
         tile = following;
     }
 
@@ -646,7 +652,8 @@ gpt2_wgmma(
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const float row_sum = quad_sum(softmax.sum[r]);
-        const float inverse_sum = row_sum == 0.0f ? 0.0f : fast_reciprocal(row_sum);  // a row with no key gives 0
+        // a row with no key gives 0
+        const float inverse_sum = row_sum == 0.0f ? 0.0f : fast_reciprocal(row_sum);
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o.at(j / 8, lane / 4 + 8 * r, j % 8) + lane % 4 * 4) =
                 pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);

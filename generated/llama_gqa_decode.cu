@@ -224,11 +224,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -299,16 +299,18 @@ using VTile = WarpTile<HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>;
 //         m  = m'
 //     O = O / l;  lse = m + log(l)
 //
-// A block computes this for the keys of one split, and writes O before the division by l, m and l. A warp visits every
-// (splits * WARPS)-th tile of keys.
+// A block computes this for the keys of one split. A warp visits every (splits * WARPS)-th tile of keys.
+// The block writes O before the division by l, m and l.
 // Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
 // 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 
-// The largest, and the sum, over the four lanes that share a row.
+// The largest of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
+
+// The sum of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
@@ -347,8 +349,7 @@ struct RowSoftmax {
         return max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
     }
     __device__ __forceinline__ float shift_of(int r) const {
-        // 0: no key yet; or a large maximum, which was subtracted
-        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;
+        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;  // 0: no key yet; or a large maximum, which was subtracted
     }
 
     // Whether a maximum is so large that it is subtracted from the scores before they are scaled, which is exact
@@ -476,11 +477,13 @@ llama_gqa_split(
     const KvRange range = kv_range(q_lo, q_hi, kv_len);
     const int tile_begin = range.begin / BLOCK_KV, tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
 
-    const int first_tile = tile_begin + split * WARPS + warp, step = splits * WARPS;  // the warp's tiles
+    const int first_tile = tile_begin + split * WARPS + warp, tile_step = splits * WARPS;  // the warp's tiles
     const PagedRows k_rows = {
-        K + kv_h_idx * k_stride_h, page_table + b_idx * page_table_stride_b, page_size, k_stride_p, k_stride_s};
+        K + kv_h_idx * k_stride_h, page_table + b_idx * page_table_stride_b, page_size, k_stride_p,
+        k_stride_s};
     const PagedRows v_rows = {
-        V + kv_h_idx * v_stride_h, page_table + b_idx * page_table_stride_b, page_size, v_stride_p, v_stride_s};
+        V + kv_h_idx * v_stride_h, page_table + b_idx * page_table_stride_b, page_size, v_stride_p,
+        v_stride_s};
     // The place of the lane's key of a tile, or of the tile's first key if page_size is a multiple of BLOCK_KV. It is read
     // two tiles ahead, so that the copy need not wait for it. Nor does this read wait for kv_len: the table has an entry
     // for each of max_kv_len keys, and places past kv_len are not used
@@ -489,7 +492,7 @@ llama_gqa_split(
         const int key = tile * BLOCK_KV + lane_key;
         return key < max_kv_len ? k_rows.place(key) : Place{0, 0};
     };
-    Place place = place_in(first_tile), later = place_in(first_tile + step);
+    Place place = place_in(first_tile), later = place_in(first_tile + tile_step);
 
     if (splits > 1 && tile_begin + split * WARPS >= tile_end) {  // the split has no key
         if ((int)threadIdx.x < block_rows) split_max[part_of(threadIdx.x)] = -INF;
@@ -515,9 +518,9 @@ llama_gqa_split(
             VTile{V_warp + stage * VTile::ELEMENTS}.load_async(v_rows, place, next * BLOCK_KV, kv_len);
         }
         cp_async_commit();
-        next += step;
+        next += tile_step;
         place = later;
-        later = place_in(next + step);
+        later = place_in(next + tile_step);
     };
 
     for (int i = 0; i < STAGES - 1; ++i) copy_next(i);
@@ -527,7 +530,8 @@ llama_gqa_split(
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
     const bf16* q_fragment = Q_smem + lane % 16 * Q_STRIDE + lane / 16 * 8;
     unsigned Q_frag[ROW_BLOCKS][K_STEPS][4];
-    for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[0][step], q_fragment + 16 * step);
+    for (int m = 0; m < ROW_BLOCKS; ++m)
+        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
     // The indices of a thread's rows; those past the last one are read as the last
     int q_idx_of[ROWS];
     for (int r = 0; r < ROWS; ++r) {
@@ -542,7 +546,7 @@ llama_gqa_split(
     }
 
     int stage = 0;
-    for (int tile = first_tile; tile < tile_end; tile += step) {
+    for (int tile = first_tile; tile < tile_end; tile += tile_step) {
         cp_async_wait<STAGES - 2>();  // this lane's copies of the tile have arrived
         __syncwarp();  // all lanes' copies have arrived, and all lanes are done with the previous stage
         copy_next(stage == 0 ? STAGES - 1 : stage - 1);
@@ -584,6 +588,7 @@ llama_gqa_split(
                     if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
                 }
         }
+
         softmax.find_largest(S_frag.d);
         if (softmax.raise_maxima(S_frag.d)) {
 #pragma unroll

@@ -295,11 +295,11 @@ llama_rotary_rotate(
 
 // 5. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -362,11 +362,13 @@ using VTile = PaddedTile<HALF_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>;
 // Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
 // 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 
-// The largest, and the sum, over the four lanes that share a row.
+// The largest of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
+
+// The sum of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
@@ -405,8 +407,7 @@ struct RowSoftmax {
         return max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
     }
     __device__ __forceinline__ float shift_of(int r) const {
-        // 0: no key yet; or a large maximum, which was subtracted
-        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;
+        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;  // 0: no key yet; or a large maximum, which was subtracted
     }
 
     // Whether a maximum is so large that it is subtracted from the scores before they are scaled, which is exact
@@ -537,14 +538,15 @@ llama_rotary_fused(
     int tile = range.begin / BLOCK_KV;
 
     // Copies half of a tile's keys, or of its values; zeros if there is no such tile
-    const auto load_k = [&](int tile, int half) {
+    const auto load_k = [&](int next, int half) {
         KTile{K_smem + half * KTile::ELEMENTS}.load_async(
-            k_head, k_stride_s, tile * BLOCK_KV + half * HALF_KV, tile < tile_end ? kv_len : 0);
+            k_head, k_stride_s, next * BLOCK_KV + half * HALF_KV, next < tile_end ? kv_len : 0);
     };
-    const auto load_v = [&](int tile, int half) {
+    const auto load_v = [&](int next, int half) {
         VTile{V_smem + half * VTile::ELEMENTS}.load_async(
-            v_head, v_stride_s, tile * BLOCK_KV + half * HALF_KV, kv_len);
+            v_head, v_stride_s, next * BLOCK_KV + half * HALF_KV, kv_len);
     };
+
     for (int half = 0; half < 2; ++half) load_k(tile, half);
     cp_async_commit();
 
@@ -590,11 +592,11 @@ llama_rotary_fused(
                 }
             }
         }
-
         cp_async_wait<0>();
         __syncthreads();  // V is complete, and all threads are done with K: the next tile's may replace it
 
-        // Rows and columns of S_frag's elements, from the thread's number: kept from tile to tile, they would cost registers
+        // Rows and columns of S_frag's elements, from the thread's number: kept from tile to
+        // tile, they would cost registers
         const int thread = thread_index(), first_column = thread % 4 * 2;
         const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
         const int first_row = thread / 32 * 16 * ROW_BLOCKS + thread % 32 / 4;
@@ -610,6 +612,7 @@ llama_rotary_fused(
                     if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
                 }
         }
+
         softmax.find_largest(S_frag.d);
         if (softmax.raise_maxima(S_frag.d)) {
 #pragma unroll
@@ -657,8 +660,9 @@ llama_rotary_fused(
     const WorkTile end = *work_tile_smem;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        const float row_sum = quad_sum(softmax.sum[r]);
-        const float inverse_sum = row_sum == 0.0f ? 0.0f : fast_reciprocal(row_sum);  // a row with no key gives 0
+        float row_sum = quad_sum(softmax.sum[r]);
+        const float inverse_sum = row_sum == 0.0f ? 0.0f  // a row with no key gives 0
+                                                  : fast_reciprocal(row_sum);
         bf16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =

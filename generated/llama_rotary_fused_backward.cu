@@ -402,27 +402,11 @@ llama_rotary_backward_turn_back(
 
 // 5. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
-struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
-};
-
-// The range for rows q_lo to q_hi, solved from q >= k.
-__device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
-    return {
-        0,  // begin
-        min(kv_len, q_hi + 1),  // end
-        0,  // full_begin
-        min(kv_len, q_lo + 1),  // full_end
-    };
-}
-
-// The same for a block of keys: rows for which no key of the block is allowed, and rows for which every key is.
 struct QRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // rows outside allow no key of the block
+    int full_begin, full_end;  // rows inside allow every key
 };
 
 // The range for keys kv_lo to kv_hi, solved from q >= k.
@@ -442,6 +426,7 @@ __device__ __forceinline__ QRange q_range(int kv_lo, int kv_hi, int q_len) {
 
 // A tile of TILE_ROWS rows in shared memory, STRIDE elements from row to row: COLUMNS elements of data, zeros up to WIDTH.
 template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
+    static constexpr int ELEMENTS = TILE_ROWS * STRIDE;
     static constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes in a row
     static constexpr int STEP = THREADS / CHUNKS;  // rows that the block copies at once
     static_assert(CHUNKS <= THREADS, "each chunk of a row has a thread");
@@ -481,8 +466,8 @@ struct RowValues {
 // 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 //
 //     multiply_rows       S = Q K^T and dP = dO V^T, or their transposes
-//     multiply_fragments  what is added up over tiles: dV += P^T dO, dK += dS^T Q
-//     multiply_stored     the same of P and dS from shared memory, where other warps stored them; and dQ = dS K
+//     multiply_fragments  what is added up over tiles: dV += P^T dO, dK += dS^T Q, dQ += dS K
+//     multiply_stored     the same of P and dS from shared memory, where other warps stored them
 
 struct alignas(16) Chunk {  // 16 bytes, which a lane loads or stores at once
     unsigned words[4];
@@ -645,13 +630,15 @@ __device__ __forceinline__ void store_fragments(bf16* rows, const float (&D)[ROW
             *(unsigned*)(mine + 8 * r * (WIDTH + PAD) + 8 * j) = pack(D[r][2 * j] * factor, D[r][2 * j + 1] * factor);
 }
 
-// Stores the first `rows` and `columns` of a warp's part of a gradient, 8 elements of 16 bytes a lane, from rows of WIDTH columns
-// in shared memory, of which COLUMNS are the warp's, to global memory.
+// Stores the first `rows` and `columns` of a warp's part of a gradient, 8 elements of 16 bytes a lane, from rows of WIDTH
+// columns in shared memory, of which COLUMNS are the warp's, to global memory.
 template <int COLUMNS, int WIDTH>
-__device__ __forceinline__ void store_rows(bf16* to, long long row_stride, const bf16* part_smem, int rows, int columns) {
+__device__ __forceinline__ void store_rows(
+    bf16* to, long long row_stride, const bf16* part_smem, int rows, int columns = COLUMNS)
+{
     constexpr int CHUNKS = COLUMNS / 8;
 #pragma unroll 1
-    for (int i = thread_index() % 32; i < 32 * CHUNKS; i += 32) {
+    for (int i = thread_index() % 32; i < 16 * ROW_BLOCKS * CHUNKS; i += 32) {
         const int row = i / CHUNKS, column = i % CHUNKS * 8;
         if (row < rows && column < columns)
             *(Chunk*)(to + row * row_stride + column) = *(const Chunk*)(part_smem + row * (WIDTH + PAD) + column);
@@ -737,8 +724,8 @@ __device__ __forceinline__ DqPart dq_part() {
     return {warp / SIDE_BY_SIDE * DQ_ROWS, warp % SIDE_BY_SIDE * COLUMNS};
 }
 
-// The first of this warp's keys, and which share of their rows and columns it has. Read again at each use: kept, it would
-// cost registers.
+// The first of this warp's keys, and which share of their rows and columns it has. Read again at each use: kept, it would cost
+// registers.
 struct Place {
     int key, share;
 };
@@ -761,8 +748,7 @@ __device__ __forceinline__ void add_dq(float* sums, const float (&dQ)[DQ_ROWS / 
 #pragma unroll
     for (int i = 0; i < COUNT; i += 1) {
         const float* mine = &dQ[i / (DQ_COLUMNS / 4)][i % (DQ_COLUMNS / 4)];
-        if (i * PARTS / COUNT == part)
-            global_add_one(sums + i * THREADS, *mine);
+        if (i * PARTS / COUNT == part) global_add_one(sums + i * THREADS, *mine);
     }
 }
 
@@ -805,6 +791,7 @@ llama_rotary_backward_dk_dv(
     VTile{V_smem}.load_async(V + b_idx * v_stride_b + kv_h_idx * v_stride_h, v_stride_s, kv_lo, kv_len);
 
     float dK_frag[ROWS][QK_COLUMNS / 4] = {}, dV_frag[ROWS][V_COLUMNS / 4] = {};
+    constexpr int stage = 0;  // the only one
     for (int h_idx = kv_h_idx * group_size; h_idx < (kv_h_idx + 1) * group_size; ++h_idx) {
         const int kv_hi = min(kv_lo + BLOCK_KV, kv_len) - 1;
         const QRange range = q_range(kv_lo, kv_hi, q_len);
@@ -813,15 +800,15 @@ llama_rotary_backward_dk_dv(
         const int full_tile_end = range.full_end / BLOCK_Q;
         int tile = range.begin / BLOCK_Q;
 
-        const auto load_rows = [&](int tile) {
-            const int q_lo = tile * BLOCK_Q, b = opaque(b_idx), h = opaque(h_idx);  // no address is kept in registers
-            QTile{Q_smem}.load_async(
+        const auto load_rows = [&](int next, int to) {
+            const int q_lo = next * BLOCK_Q, b = opaque(b_idx), h = opaque(h_idx);  // no address is kept in registers
+            QTile{Q_smem + to * QTile::ELEMENTS}.load_async(
                 Q + b * q_stride_b + h * q_stride_h, q_stride_s, q_lo, q_len);
-            DoTile{dO_smem}.load_async(
+            DoTile{dO_smem + to * DoTile::ELEMENTS}.load_async(
                 dO + b * do_stride_b + h * do_stride_h, do_stride_s, q_lo, q_len);
             const int row = thread_index(), q_idx = q_lo + row;
             if (row < BLOCK_Q) {
-                RowValues& values = row_values[0];
+                RowValues& values = row_values[to];
                 const float* lse_head = lse + b * lse_stride_b + h * lse_stride_h;
                 cp_async_4(values.lse + row, lse_head + q_idx * lse_stride_s, q_idx < q_len);
                 const float* lse_rest_head = lse_rest + b * lse_rest_stride_b + h * lse_rest_stride_h;
@@ -830,7 +817,7 @@ llama_rotary_backward_dk_dv(
                 cp_async_4(values.delta + row, delta_head + q_idx, q_idx < q_len);
             }
         };
-        if (tile < tile_end) load_rows(tile);
+        if (tile < tile_end) load_rows(tile, stage);
         cp_async_commit();
 
         while (tile < tile_end) {
@@ -838,13 +825,13 @@ llama_rotary_backward_dk_dv(
             const int following = tile + 1;
             cp_async_wait<0>();  // this thread's copies of the tile have arrived; after the barrier, all threads' copies
             if (thread_index() < BLOCK_Q) {  // of the row that this thread has copied
-                float& row_lse = row_values[0].lse[thread_index()];
+                float& row_lse = row_values[stage].lse[thread_index()];
                 row_lse = finite_or_0(row_lse);
             }
             __syncthreads();
-            const bf16* Q_tile = Q_smem;
-            const bf16* dO_tile = dO_smem;
-            const RowValues& of_rows = row_values[0];
+            const bf16* Q_tile = Q_smem + stage * QTile::ELEMENTS;
+            const bf16* dO_tile = dO_smem + stage * DoTile::ELEMENTS;
+            const RowValues& of_rows = row_values[stage];
 #pragma unroll 1
             for (int part = 0; part < OWN_ROWS; part += PART) {
                 const auto [warp_key, share] = warp_place();
@@ -858,8 +845,9 @@ llama_rotary_backward_dk_dv(
                 multiply_rows<V_WIDTH, V_STEPS>(dP_frag, V_smem + warp_key * (V_WIDTH + PAD), dO_rows);
 
                 // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-                const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_key + thread % 32 / 4;
+                const int thread = thread_index(), first_column = thread % 4 * 2;
                 const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
+                const int first_row = warp_key + thread % 32 / 4;
                 const auto row_of = [&](int r) { return first_row + 8 * r; };
                 // P takes the place of S, dS that of dP
 #pragma unroll
@@ -885,6 +873,7 @@ llama_rotary_backward_dk_dv(
                             if (q_lo + column_of(j) >= q_len || kv_idx >= kv_len || !allowed) S_frag[r][j] = dP_frag[r][j] = 0.0f;
                         }
                 }
+
                 const Factors<ROWS, COLUMNS> P_factors(S_frag), dS_factors(dP_frag);
                 store_factors(P_smem + warp_key * TILE_WIDTH + part_row, P_factors);
                 store_factors(dS_smem + warp_key * TILE_WIDTH + part_row, dS_factors);
@@ -914,7 +903,8 @@ llama_rotary_backward_dk_dv(
 #pragma unroll
             for (int other = 1; other < SHARES; ++other) {
                 const int row = (share + other) % SHARES * OWN_ROWS;
-                const bf16 *P_other = P_smem + warp_key * TILE_WIDTH + row, *dS_other = dS_smem + warp_key * TILE_WIDTH + row;
+                const bf16* P_other = P_smem + warp_key * TILE_WIDTH + row;
+                const bf16* dS_other = dS_smem + warp_key * TILE_WIDTH + row;
                 const bf16* dO_other = dO_tile + row * (V_WIDTH + PAD) + share * V_COLUMNS;
                 const bf16* Q_other = Q_tile + row * (QK_WIDTH + PAD) + share * QK_COLUMNS;
                 // dV += P^T dO
@@ -931,7 +921,7 @@ llama_rotary_backward_dk_dv(
                 add_dq<2 * SHARES - 2>(dq_sums + first_sum(q_len, opaque(b_idx) * q_heads + opaque(h_idx), tile), dQ_frag, 2 * other - 1);
             }
             __syncthreads();  // all threads are done with the tile: the next one may replace it
-            if (following < tile_end) load_rows(following);
+            if (following < tile_end) load_rows(following, stage);
             cp_async_commit();
             tile = following;
         }
@@ -950,10 +940,16 @@ llama_rotary_backward_dk_dv(
     bf16* dV_smem = V_smem + warp_key * (V_WIDTH + PAD) + dV_column;
     store_fragments<V_WIDTH>(dV_smem, dV_frag, 1.0f);
     __syncwarp();
-    bf16* dk_rows = dK + end.b_idx * dk_stride_b + end.kv_h_idx * dk_stride_h + first_key * dk_stride_s;
-    store_rows<QK_COLUMNS, QK_WIDTH>(dk_rows + dK_column, dk_stride_s, dK_smem, existing, HEAD_DIM - dK_column);
-    bf16* dv_rows = dV + end.b_idx * dv_stride_b + end.kv_h_idx * dv_stride_h + first_key * dv_stride_s;
-    store_rows<V_COLUMNS, V_WIDTH>(dv_rows + dV_column, dv_stride_s, dV_smem, existing, HEAD_DIM_V - dV_column);
+    bf16* dk_rows =
+        dK + end.b_idx * dk_stride_b + end.kv_h_idx * dk_stride_h + first_key * dk_stride_s;
+    store_rows<QK_COLUMNS, QK_WIDTH>(
+        dk_rows + dK_column, dk_stride_s, dK_smem, existing,
+        HEAD_DIM - dK_column);
+    bf16* dv_rows =
+        dV + end.b_idx * dv_stride_b + end.kv_h_idx * dv_stride_h + first_key * dv_stride_s;
+    store_rows<V_COLUMNS, V_WIDTH>(
+        dv_rows + dV_column, dv_stride_s, dV_smem, existing,
+        HEAD_DIM_V - dV_column);
 }
 
 // 10. dQ from its sums

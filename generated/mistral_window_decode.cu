@@ -259,11 +259,11 @@ __device__ __forceinline__ bool mask(const Captured& in, int q_idx, int kv_idx) 
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k and q - k < size.
@@ -332,16 +332,18 @@ using VTile = SlabTile<BLOCK_KV, V_SLABS>;
 //         m  = m'
 //     O = O / l
 //
-// A block computes this for the keys of one split, and writes O before the division by l, m and l. A warp visits every
-// (splits * WARPS)-th tile of keys.
+// A block computes this for the keys of one split. A warp visits every (splits * WARPS)-th tile of keys.
+// The block writes O before the division by l, m and l.
 // Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
 // 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 
-// The largest, and the sum, over the four lanes that share a row.
+// The largest of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
+
+// The sum of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
@@ -380,8 +382,7 @@ struct RowSoftmax {
         return max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
     }
     __device__ __forceinline__ float shift_of(int r) const {
-        // 0: no key yet; or a large maximum, which was subtracted
-        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;
+        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;  // 0: no key yet; or a large maximum, which was subtracted
     }
 
     // Whether a maximum is so large that it is subtracted from the scores before they are scaled, which is exact
@@ -507,15 +508,15 @@ mistral_window_split(
     const KvRange range = kv_range(in, q_lo, q_hi, kv_len);
     const int tile_begin = range.begin / BLOCK_KV, tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
 
-    const int first_tile = tile_begin + split * WARPS + warp, step = splits * WARPS;  // the warp's tiles
+    const int first_tile = tile_begin + split * WARPS + warp, tile_step = splits * WARPS;  // the warp's tiles
     if (splits > 1 && tile_begin + split * WARPS >= tile_end) {  // the split has no key
         if ((int)threadIdx.x < block_rows) split_max[part_of(threadIdx.x)] = -INF;
         return;
     }
     const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
     const int full_tile_end = range.full_end / BLOCK_KV;
-    const HeadRows keys = {&k_map, kv_h_idx, b_idx};
-    const HeadRows values = {&v_map, kv_h_idx, b_idx};
+    HeadRows keys = {&k_map, kv_h_idx, b_idx};
+    HeadRows values = {&v_map, kv_h_idx, b_idx};
 
     const bf16* q_first = Q + b_idx * q_stride_b + first_head * q_stride_h;
     for (int i = threadIdx.x; i < BLOCK_Q * (QK_WIDTH / 8); i += THREADS) {
@@ -536,7 +537,7 @@ mistral_window_split(
             KTile{K_warp + stage * KTile::BYTES}.load_async(keys, full_barriers + stage, next * BLOCK_KV, L2_EVICT_FIRST);
             VTile{V_warp + stage * VTile::BYTES}.load_async(values, full_barriers + stage, next * BLOCK_KV, L2_EVICT_FIRST);
         }
-        next += step;
+        next += tile_step;
     };
 
     for (int i = 0; i < STAGES - 1; ++i) copy_next(i);
@@ -546,7 +547,8 @@ mistral_window_split(
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
     const bf16* q_fragment = Q_smem + lane % 16 * Q_STRIDE + lane / 16 * 8;
     unsigned Q_frag[ROW_BLOCKS][K_STEPS][4];
-    for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[0][step], q_fragment + 16 * step);
+    for (int m = 0; m < ROW_BLOCKS; ++m)
+        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
     // The indices of a thread's rows; those past the last one are read as the last
     int q_idx_of[ROWS];
     for (int r = 0; r < ROWS; ++r) {
@@ -561,7 +563,7 @@ mistral_window_split(
     }
 
     int stage = 0;
-    for (int tile = first_tile; tile < tile_end; tile += step) {
+    for (int tile = first_tile; tile < tile_end; tile += tile_step) {
         __syncwarp();  // all lanes are done with the previous stage
         copy_next(stage == 0 ? STAGES - 1 : stage - 1);
         const int kv_lo = tile * BLOCK_KV;
@@ -603,6 +605,7 @@ mistral_window_split(
                     if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
                 }
         }
+
         softmax.find_largest(S_frag.d);
         if (softmax.raise_maxima(S_frag.d)) {
 #pragma unroll

@@ -100,6 +100,8 @@ constexpr int ROW_BLOCKS = BLOCK / (16 * 4);  // blocks of 16 rows of a warp
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 128;
 constexpr int V_WIDTH = 128;
+constexpr int QK_STEPS = QK_WIDTH / 16;  // of 16 terms of S
+constexpr int V_STEPS = V_WIDTH / 16;  // of dP
 constexpr int DELTA_LANES = 8;  // that share a row
 
 // 2. Primitives
@@ -250,10 +252,10 @@ __device__ __forceinline__ bool mask(const Captured& in, int b_idx, int q_idx, i
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
+    int begin, end;  // keys outside are forbidden for every row of the block
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k and document[b, q] == document[b, k].
@@ -264,9 +266,8 @@ __device__ __forceinline__ KvRange kv_range(int q_hi, int kv_len) {
     };
 }
 
-// The same for a block of keys: rows for which no key of the block is allowed, and rows for which every key is.
 struct QRange {
-    int begin, end;
+    int begin, end;  // rows outside allow no key of the block
 };
 
 // The range for keys kv_lo to kv_hi, solved from q >= k and document[b, q] == document[b, k].
@@ -379,13 +380,14 @@ struct RowValues {
 //
 //     multiply_rows       S = Q K^T and dP = dO V^T, or their transposes
 //     multiply_fragments  what is added up over tiles: dV += P^T dO, dK += dS^T Q, dQ += dS K
+//     multiply_stored     the same of P and dS from shared memory, where other warps stored them
 
 struct alignas(16) Chunk {  // 16 bytes, which a lane loads or stores at once
     unsigned words[4];
 };
 
 // D += A B^T: rows of A times rows of B, both in shared memory, WIDTH columns of each. A begins at the warp's own rows.
-template <int WIDTH, int ROWS, int COLUMNS>
+template <int WIDTH, int STEPS, int ROWS, int COLUMNS>
 __device__ __forceinline__ void multiply_rows(float (&D)[ROWS][COLUMNS], const bf16* A, const bf16* B) {
     constexpr int STRIDE = WIDTH + PAD;
     // A fragments: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
@@ -394,7 +396,7 @@ __device__ __forceinline__ void multiply_rows(float (&D)[ROWS][COLUMNS], const b
     const bf16* a_fragment = A + lane % 16 * STRIDE + lane / 16 * 8;
     const bf16* b_fragment = B + (lane % 8 + lane / 16 * 8) * STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
-    for (int step = 0; step < WIDTH / 16; ++step) {
+    for (int step = 0; step < STEPS; ++step) {
         unsigned a_frag[ROWS / 2][4];
 #pragma unroll
         for (int m = 0; m < ROWS / 2; ++m) ldmatrix_x4(a_frag[m], a_fragment + 16 * m * STRIDE + 16 * step);
@@ -417,6 +419,7 @@ __device__ __forceinline__ void multiply_rows(float (&D)[ROWS][COLUMNS], const b
 template <int ROWS, int SUMMED> struct Factors {
     unsigned frag[SUMMED / 4][ROWS / 2][4];
 
+    __device__ __forceinline__ Factors() {}
     __device__ __forceinline__ explicit Factors(const float (&A)[ROWS][SUMMED]) {
 #pragma unroll
         for (int step = 0; step < SUMMED / 4; ++step)
@@ -505,16 +508,18 @@ __device__ __forceinline__ void store_fragments(bf16* rows, const float (&D)[ROW
             *(unsigned*)(mine + 8 * r * (WIDTH + PAD) + 8 * j) = pack(D[r][2 * j] * factor, D[r][2 * j + 1] * factor);
 }
 
-// Stores the first `rows` of the warp's own rows, 8 elements of 16 bytes a lane, where they lie in shared memory with
-// WIDTH columns, to rows of COLUMNS columns in global memory.
+// Stores the first `rows` and `columns` of a warp's part of a gradient, 8 elements of 16 bytes a lane, from rows of WIDTH
+// columns in shared memory, of which COLUMNS are the warp's, to global memory.
 template <int COLUMNS, int WIDTH>
-__device__ __forceinline__ void store_rows(bf16* to, long long row_stride, const bf16* rows_smem, int rows) {
+__device__ __forceinline__ void store_rows(
+    bf16* to, long long row_stride, const bf16* part_smem, int rows, int columns = COLUMNS)
+{
     constexpr int CHUNKS = COLUMNS / 8;
 #pragma unroll 1
     for (int i = thread_index() % 32; i < 16 * ROW_BLOCKS * CHUNKS; i += 32) {
         const int row = i / CHUNKS, column = i % CHUNKS * 8;
-        if (row < rows)
-            *(Chunk*)(to + row * row_stride + column) = *(const Chunk*)(rows_smem + row * (WIDTH + PAD) + column);
+        if (row < rows && column < columns)
+            *(Chunk*)(to + row * row_stride + column) = *(const Chunk*)(part_smem + row * (WIDTH + PAD) + column);
     }
 }
 
@@ -603,8 +608,8 @@ packed_documents_backward_dk_dv(
 {
     constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: keys, and rows that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
-    bf16* K_smem = (bf16*)(smem + FIXED_QK_SMEM);  // [BLOCK_KV][QK_WIDTH + PAD], in the end dK
-    bf16* V_smem = (bf16*)(smem + FIXED_V_SMEM);  // [BLOCK_KV][V_WIDTH + PAD], in the end dV
+    bf16* K_smem = (bf16*)(smem + FIXED_QK_SMEM);  // [BLOCK_KV][QK_WIDTH + PAD]
+    bf16* V_smem = (bf16*)(smem + FIXED_V_SMEM);  // [BLOCK_KV][V_WIDTH + PAD]
     bf16* Q_smem = (bf16*)(smem + STREAMED_QK_SMEM);  // [2][BLOCK_Q][QK_WIDTH + PAD]
     bf16* dO_smem = (bf16*)(smem + STREAMED_V_SMEM);  // [2][BLOCK_Q][V_WIDTH + PAD]
     RowValues* row_values = (RowValues*)(smem + ROW_VALUES_SMEM);  // [2]
@@ -641,12 +646,12 @@ packed_documents_backward_dk_dv(
         // full tile, 32 tiles a word
         unsigned* const visited = (unsigned*)(smem + TILES_SMEM);  // [THREADS / 32]
         unsigned* const full = visited + THREADS / 32;  // [THREADS / 32]
-        // The first tile from `tile` on that is not empty; tile_end if there is none
-        const auto tile_from = [&](int tile) {
-            while (tile < tile_end) {
-                if (tile % THREADS == 0) {
+        // The first tile from `begin` on that is not empty; tile_end if there is none
+        const auto tile_from = [&](int begin) {
+            while (begin < tile_end) {
+                if (begin % THREADS == 0) {
                     __syncthreads();  // all threads have read the words of the previous tiles
-                    const int mine = tile + threadIdx.x;
+                    const int mine = begin + threadIdx.x;
                     const TileKind its_kind = mine >= tile_begin && mine < tile_end ? kind(mine) : EMPTY;
                     const unsigned visited_here = __ballot_sync(0xffffffff, its_kind != EMPTY);
                     const unsigned full_here = __ballot_sync(0xffffffff, its_kind == FULL && mine < whole_tiles);
@@ -656,23 +661,23 @@ packed_documents_backward_dk_dv(
                     }
                     __syncthreads();  // the words of these tiles are complete
                 }
-                const unsigned later = visited[tile % THREADS / 32] >> tile % 32;
-                if (later != 0) return tile + __ffs(later) - 1;
-                tile = (tile / 32 + 1) * 32;
+                const unsigned later = visited[begin % THREADS / 32] >> begin % 32;
+                if (later != 0) return begin + __ffs(later) - 1;
+                begin = (begin / 32 + 1) * 32;
             }
             return tile_end;
         };
         int tile = tile_from(tile_begin / THREADS * THREADS);
 
-        const auto load_rows = [&](int tile, int stage) {
-            const int q_lo = tile * BLOCK_Q, b = opaque(b_idx), h = opaque(h_idx);  // no address is kept in registers
-            QKTile{Q_smem + stage * QKTile::ELEMENTS}.load_async(
+        const auto load_rows = [&](int next, int to) {
+            const int q_lo = next * BLOCK_Q, b = opaque(b_idx), h = opaque(h_idx);  // no address is kept in registers
+            QKTile{Q_smem + to * QKTile::ELEMENTS}.load_async(
                 Q + b * q_stride_b + h * q_stride_h, q_stride_s, q_lo, q_len);
-            VTile{dO_smem + stage * VTile::ELEMENTS}.load_async(
+            VTile{dO_smem + to * VTile::ELEMENTS}.load_async(
                 dO + b * do_stride_b + h * do_stride_h, do_stride_s, q_lo, q_len);
             const int row = thread_index(), q_idx = q_lo + row;
             if (row < BLOCK_Q) {
-                RowValues& values = row_values[stage];
+                RowValues& values = row_values[to];
                 const float* lse_head = lse + b * lse_stride_b + h * lse_stride_h;
                 cp_async_4(values.lse + row, lse_head + q_idx * lse_stride_s, q_idx < q_len);
                 const float* lse_rest_head = lse_rest + b * lse_rest_stride_b + h * lse_rest_stride_h;
@@ -704,13 +709,14 @@ packed_documents_backward_dk_dv(
 
                 // S^T = K Q^T, dP^T = V dO^T
                 float S_frag[ROWS][COLUMNS] = {};
-                multiply_rows<QK_WIDTH>(S_frag, K_smem + warp_key * (QK_WIDTH + PAD), Q_tile);
+                multiply_rows<QK_WIDTH, QK_STEPS>(S_frag, K_smem + warp_key * (QK_WIDTH + PAD), Q_tile);
                 float dP_frag[ROWS][COLUMNS] = {};
-                multiply_rows<V_WIDTH>(dP_frag, V_smem + warp_key * (V_WIDTH + PAD), dO_tile);
+                multiply_rows<V_WIDTH, V_STEPS>(dP_frag, V_smem + warp_key * (V_WIDTH + PAD), dO_tile);
 
                 // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-                const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_key + thread % 32 / 4;
+                const int thread = thread_index(), first_column = thread % 4 * 2;
                 const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
+                const int first_row = warp_key + thread % 32 / 4;
                 const auto row_of = [&](int r) { return first_row + 8 * r; };
                 // P takes the place of S, dS that of dP
 #pragma unroll
@@ -736,7 +742,9 @@ packed_documents_backward_dk_dv(
                             if (q_lo + column_of(j) >= q_len || !allowed) S_frag[r][j] = dP_frag[r][j] = 0.0f;
                         }
                 }
-                const Factors<ROWS, COLUMNS> P_factors(S_frag), dS_factors(dP_frag);
+
+                const Factors<ROWS, COLUMNS> P_factors(S_frag);
+                const Factors<ROWS, COLUMNS> dS_factors(dP_frag);
                 // dV += P^T dO
                 if (partial)
                     multiply_fragments<V_WIDTH, true>(dV_frag, P_factors, dO_tile);
@@ -763,9 +771,11 @@ packed_documents_backward_dk_dv(
     bf16* dV_smem = V_smem + warp_key * (V_WIDTH + PAD);
     store_fragments<V_WIDTH>(dV_smem, dV_frag, 1.0f);
     __syncwarp();
-    bf16* dk_rows = dK + end.b_idx * dk_stride_b + end.kv_h_idx * dk_stride_h + first_key * dk_stride_s;
+    bf16* dk_rows =
+        dK + end.b_idx * dk_stride_b + end.kv_h_idx * dk_stride_h + first_key * dk_stride_s;
     store_rows<HEAD_DIM, QK_WIDTH>(dk_rows, dk_stride_s, dK_smem, existing);
-    bf16* dv_rows = dV + end.b_idx * dv_stride_b + end.kv_h_idx * dv_stride_h + first_key * dv_stride_s;
+    bf16* dv_rows =
+        dV + end.b_idx * dv_stride_b + end.kv_h_idx * dv_stride_h + first_key * dv_stride_s;
     store_rows<HEAD_DIM_V, V_WIDTH>(dv_rows, dv_stride_s, dV_smem, existing);
 }
 
@@ -821,7 +831,7 @@ packed_documents_backward_dq(
 {
     constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: rows, and keys that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
-    bf16* Q_smem = (bf16*)(smem + FIXED_QK_SMEM);  // [BLOCK_Q][QK_WIDTH + PAD], in the end dQ
+    bf16* Q_smem = (bf16*)(smem + FIXED_QK_SMEM);  // [BLOCK_Q][QK_WIDTH + PAD]
     bf16* dO_smem = (bf16*)(smem + FIXED_V_SMEM);  // [BLOCK_Q][V_WIDTH + PAD]
     bf16* K_smem = (bf16*)(smem + STREAMED_QK_SMEM);  // [2][BLOCK_KV][QK_WIDTH + PAD]
     bf16* V_smem = (bf16*)(smem + STREAMED_V_SMEM);  // [2][BLOCK_KV][V_WIDTH + PAD]
@@ -855,12 +865,12 @@ packed_documents_backward_dq(
     // full tile, 32 tiles a word
     unsigned* const visited = (unsigned*)(smem + TILES_SMEM);  // [THREADS / 32]
     unsigned* const full = visited + THREADS / 32;  // [THREADS / 32]
-    // The first tile from `tile` on that is not empty; tile_end if there is none
-    const auto tile_from = [&](int tile) {
-        while (tile < tile_end) {
-            if (tile % THREADS == 0) {
+    // The first tile from `begin` on that is not empty; tile_end if there is none
+    const auto tile_from = [&](int begin) {
+        while (begin < tile_end) {
+            if (begin % THREADS == 0) {
                 __syncthreads();  // all threads have read the words of the previous tiles
-                const int mine = tile + threadIdx.x;
+                const int mine = begin + threadIdx.x;
                 const TileKind its_kind = mine >= tile_begin && mine < tile_end ? kind(mine) : EMPTY;
                 const unsigned visited_here = __ballot_sync(0xffffffff, its_kind != EMPTY);
                 const unsigned full_here = __ballot_sync(0xffffffff, its_kind == FULL && mine < whole_tiles);
@@ -870,22 +880,23 @@ packed_documents_backward_dq(
                 }
                 __syncthreads();  // the words of these tiles are complete
             }
-            const unsigned later = visited[tile % THREADS / 32] >> tile % 32;
-            if (later != 0) return tile + __ffs(later) - 1;
-            tile = (tile / 32 + 1) * 32;
+            const unsigned later = visited[begin % THREADS / 32] >> begin % 32;
+            if (later != 0) return begin + __ffs(later) - 1;
+            begin = (begin / 32 + 1) * 32;
         }
         return tile_end;
     };
     int tile = tile_from(tile_begin / THREADS * THREADS);
 
-    const auto load_keys = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV, b = opaque(b_idx), h = opaque(kv_h_idx);  // no address is kept in registers
-        QKTile{K_smem + stage * QKTile::ELEMENTS}.load_async(
+    const auto load_keys = [&](int next, int to) {
+        const int kv_lo = next * BLOCK_KV, b = opaque(b_idx), h = opaque(kv_h_idx);  // no address is kept in registers
+        QKTile{K_smem + to * QKTile::ELEMENTS}.load_async(
             K + b * k_stride_b + h * k_stride_h, k_stride_s, kv_lo, kv_len);
-        VTile{V_smem + stage * VTile::ELEMENTS}.load_async(
+        VTile{V_smem + to * VTile::ELEMENTS}.load_async(
             V + b * v_stride_b + h * v_stride_h, v_stride_s, kv_lo, kv_len);
     };
-    if (tile < tile_end) load_keys(tile, 0);
+    int stage = 0;
+    if (tile < tile_end) load_keys(tile, stage);
     cp_async_commit();
 
     float lse_of[ROWS], lse_rest_of[ROWS], delta_of[ROWS];  // of this lane's rows
@@ -896,7 +907,6 @@ packed_documents_backward_dq(
         delta_of[r] = delta[((long long)b_idx * q_heads + h_idx) * q_len + q_idx];
     }
     float dQ_frag[ROWS][QK_WIDTH / 4] = {};
-    int stage = 0;
     while (tile < tile_end) {
         const bool partial = (full[tile % THREADS / 32] >> tile % 32 & 1) == 0;
         const int following = tile_from(tile + 1);
@@ -912,12 +922,13 @@ packed_documents_backward_dq(
 
             // S = Q K^T, dP = dO V^T
             float S_frag[ROWS][COLUMNS] = {}, dP_frag[ROWS][COLUMNS] = {};
-            multiply_rows<QK_WIDTH>(S_frag, Q_smem + warp_row * (QK_WIDTH + PAD), K_tile);
-            multiply_rows<V_WIDTH>(dP_frag, dO_smem + warp_row * (V_WIDTH + PAD), V_tile);
+            multiply_rows<QK_WIDTH, QK_STEPS>(S_frag, Q_smem + warp_row * (QK_WIDTH + PAD), K_tile);
+            multiply_rows<V_WIDTH, V_STEPS>(dP_frag, dO_smem + warp_row * (V_WIDTH + PAD), V_tile);
 
             // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-            const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_row + thread % 32 / 4;
+            const int thread = thread_index(), first_column = thread % 4 * 2;
             const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
+            const int first_row = warp_row + thread % 32 / 4;
             const auto row_of = [&](int r) { return first_row + 8 * r; };
             // dS takes the place of dP
 #pragma unroll

@@ -173,11 +173,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -311,14 +311,15 @@ retention_fused(
     int tile = range.begin / BLOCK_KV;
 
     // Copies a tile's keys, or its values, to a stage; zeros if there is no such tile
-    const auto load_k = [&](int tile, int stage) {
+    const auto load_k = [&](int next, int stage) {
         KTile{K_smem + stage * KTile::ELEMENTS}.load_async(
-            k_head, k_stride_s, tile * BLOCK_KV, tile < tile_end ? kv_len : 0);
+            k_head, k_stride_s, next * BLOCK_KV, next < tile_end ? kv_len : 0);
     };
-    const auto load_v = [&](int tile, int stage) {
+    const auto load_v = [&](int next, int stage) {
         VTile{V_smem + stage * VTile::ELEMENTS}.load_async(
-            v_head, v_stride_s, tile * BLOCK_KV, tile < tile_end ? kv_len : 0);
+            v_head, v_stride_s, next * BLOCK_KV, next < tile_end ? kv_len : 0);
     };
+
     load_k(tile, 0);
     load_v(tile, 0);
     cp_async_commit();
@@ -365,8 +366,8 @@ retention_fused(
                 }
             }
         }
-
-        // Rows and columns of S_frag's elements, from the thread's number: kept from tile to tile, they would cost registers
+        // Rows and columns of S_frag's elements, from the thread's number: kept from tile to
+        // tile, they would cost registers
         const int thread = thread_index(), first_column = thread % 4 * 2;
         const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
         const int first_row = thread / 32 * 16 * ROW_BLOCKS + thread % 32 / 4;
@@ -374,8 +375,9 @@ retention_fused(
         // the score of every pair
         for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < COLUMNS; ++j) {
-                const float s = S_frag[r][j] * softmax_scale;
-                S_frag[r][j] = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
+                float s = S_frag[r][j] * softmax_scale;
+                s = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
+                S_frag[r][j] = s;
             }
 
         if (partial) {  // the pairs that the mask forbids, and keys past the end

@@ -68,7 +68,7 @@ BROKEN = {
         "fused", "sm_75", "        __syncwarp();  // the weights of a row are written and read by the same warp\n"
     ),
     "4_wait": Broken("fused", "sm_80", "cp_async_wait<0>();", "cp_async_wait<1>();"),
-    "7_deadlock": Broken("hopper", "sm_90a", "        if (thread == 0) ring.release();\n"),
+    "7_deadlock": Broken("hopper", "sm_90a", "        if (thread == 0) ring.release(at);\n"),
     "7_fence": Broken("hopper", "sm_90a", "            async_proxy_fence();\n"),
     "8_barrier": Broken(
         "fused",

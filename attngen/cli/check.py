@@ -96,7 +96,7 @@ def command(
     if not is_one_problem:  # small problems: numpy's threads cost more than they save
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from attngen.inspect.checking import check_exercised
-    from attngen.inspect.trials import Fixed
+    from attngen.inspect.trial import Fixed
     from attngen.spec.dtypes import DTYPES
     from attngen.spec.scales import has_scale_forms, with_scale_form
 
@@ -283,7 +283,9 @@ class _CheckTable:
                 for what in whats:
                     click.echo(f"    {what}")
             if absent := [*dict.fromkeys(what for r in results for what in r.absent)]:
-                click.echo(f"{spec}: in no problem that was tried, of any lengths: {'; '.join(absent)}")
+                click.echo(f"{spec}: occurs in none of the problems tried, which are short:")
+                for what in absent:
+                    click.echo(f"    {what}")
 
 
 def _check_json(r: Checked) -> dict[str, Any]:

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from attngen.inspect.checking import Checked
+    from attngen.inspect.report.pipeline import Timeline
     from attngen.plan import Plan
-    from attngen.schedules.timeline import Timeline
     from attngen.spec.attention import AttentionSpec
 
 CHECKED_LENGTH = 130  # rows and keys of the checked problem: one block and part of a second
+NO_CHECK = "--no-check was given"
 SHARE_OF_LINES = "{mapped} of {all} SASS instructions with a line of CUDA"
 
 
@@ -70,8 +71,8 @@ def command(
     path = output or Path(f"{source.name}.html")
     path.parent.mkdir(parents=True, exist_ok=True)
     check_writable(path)  # before anything is run
-    errors = _errors(loaded.spec, plan, params) if check else "--no-check was given"
-    page = page_about(loaded, source, call, errors, _pipeline(loaded.spec, plan) if check else None)
+    errors = _errors(loaded.spec, plan, params) if check else NO_CHECK
+    page = page_about(loaded, source, call, errors, _pipeline(loaded.spec, plan) if check else NO_CHECK)
     data = page.html.encode(errors="replace")  # a path may have bytes that are no text
     write_whole(path, data)
     if isinstance(errors, str):
@@ -80,15 +81,15 @@ def command(
     click.echo(f"{path}  {len(data) / 2**20:.2f} MiB  {share}")
 
 
-def _pipeline(spec: AttentionSpec, plan: Plan) -> Timeline | None:
-    """The pipeline of a traced run; None if it cannot be traced."""
+def _pipeline(spec: AttentionSpec, plan: Plan) -> Timeline | str:
+    """The pipeline of a traced run, or the reason why there is none."""
     from attngen.device.protocol import DeviceError
     from attngen.inspect.report.pipeline import traced_timeline
 
     try:
         return traced_timeline(spec, plan)
-    except DeviceError:
-        return None
+    except DeviceError as error:
+        return str(error)
 
 
 def _errors(spec: AttentionSpec, plan: Plan, params: Mapping[str, int | float]) -> list[Checked] | str:

@@ -101,9 +101,8 @@ def program_tensors(
 def forward_tensors(spec: AttentionSpec, plan: Plan, layout: tuple[int, bool]) -> Iterator[Tensor]:
     """The results of a forward."""
     yield Tensor("O", "output", spec.dtypes["o"].name, rows_of_heads(spec, Axis("head_dim_v", spec.head_dim_v)), "out", *layout)
-    for name, is_written in (("lse", plan.writes_lse), ("lse_rest", plan.saves_lse_rest)):
-        if is_written:
-            yield Tensor(name, "output", "fp32", rows_of_heads(spec), name)
+    for name in plan.numbers_of_rows:
+        yield Tensor(name, "output", "fp32", rows_of_heads(spec), name)
 
 
 def backward_tensors(spec: AttentionSpec, plan: Plan, layout: tuple[int, bool]) -> Iterator[Tensor]:

@@ -78,6 +78,7 @@ def append_program(append: Append, arch: str, comments: Comments = "brief") -> P
         "rotation": rotation,
         "q_position": POSITIONS[append.q_at],
         "paged": append.paged,
+        "keys_in": "pages" if append.paged else "rows",
         "cache_rows": "page_size" if append.paged else "cache_len",
         "shapes": [shape_line(t) for t in tensors.values()],
         "constants": constants(append),

@@ -87,6 +87,7 @@ class RowKernel:
     """A kernel whose blocks own rows and visit keys, as the template sees it."""
 
     kernel: KernelText
+    title: str
     sums_q: bool
     sums_delta: bool
     row_values: tuple[str, ...]  # the kernel reads these
@@ -138,9 +139,16 @@ class CapturedSums(File):
             "row_values": self.row_values,
             "captured_equations": self.captured_equations,
             "ds": self.ds,
+            "kept_factor": self.kept_factor,
+            "kept_weights": "(D P)" if self.variant.dropout else "P",
             "weight_form": self.form_of_weights if self.spec.normalize == "softmax" else self.spec.normalize,
             "row_workspaces": self.row_workspaces,
         }
+
+    @property
+    def kept_factor(self) -> str:
+        """What dV is multiplied with, because some weights are dropped."""
+        return "kept_factor(dropped_weights(in))" if self.variant.dropout else "1.0f"
 
     @property
     def ds(self) -> str:
@@ -176,7 +184,8 @@ class CapturedSums(File):
             equations = (*self.pair_equations(True), *of_q)
         terms = self.terms_of(name)
         visits_keys = sums_q or sums_delta or any(t.of("score", "scale") for t in terms)
-        return RowKernel(kernel, sums_q, sums_delta, values, terms, visits_keys, equations)
+        title = "Delta" if sums_delta else "dQ" if sums_q else "Sums of rows"
+        return RowKernel(kernel, title, sums_q, sums_delta, values, terms, visits_keys, equations)
 
     @property
     def row_workspaces(self) -> dict[str, str]:

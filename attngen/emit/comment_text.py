@@ -115,6 +115,13 @@ def score_gradient_equations(spec: AttentionSpec) -> list[str]:
     return [f"delta = sum over k of P[k] * dP[k]{minus}", "dS[k] = P[k] * (dP[k] - delta)"]
 
 
+def weight_gradient_equation(spec: AttentionSpec) -> str:
+    """dP of all pairs."""
+    kept = "" if spec.dropout is None else "D[q, k] * "
+    where = f"   where {expression_to_text(spec.mask)}, else 0" if spec.mask is not None else ""
+    return f"dP[q, k] = {kept}sum over d of dO[q, d] * V[k, d]{where}"
+
+
 def pair_equations(spec: AttentionSpec, gradient: Gradient, of_scores: bool) -> list[str]:
     """P of a tile, recomputed from lse, and with `of_scores` the gradients of its scores."""
     text = expression_texts(spec, gradient)

@@ -120,11 +120,11 @@ class File(KernelMaker):
             "weights_equations": comment_text.weights_equations(spec, plan.writes_lse),
             "fused_equations": comment_text.fused_equations(spec, plan.writes_lse, self.is_bounded()),
             "masked": "0.0f" if spec.normalize == "none" else "-INF",
-            "maximum_of_lanes": spec.normalize == "softmax",
-            "sum_of_lanes": spec.normalize == "softmax",
             "sink_by_row": variant.sink is not None and "q_idx" in variant.sink.arguments,
             "exponent_scale": "exponent_scale" if variant.exponent_varies else "EXPONENT_SCALE",
             "exponent_varies": variant.exponent_varies,
+            "scale_arguments": ["exponent_scale"] if variant.exponent_varies else [],
+            "scale_members": ["softmax.exponent_scale"] if variant.exponent_varies else [],
             "threshold": "threshold" if variant.exponent_varies else "RESCALE_THRESHOLD / EXPONENT_SCALE",
             "score_each": variant.score is not None or bool(variant.score_of_two) or not variant.fold_scale,
             "times_scale": " * softmax_scale" if self.scales_each else "",
@@ -134,13 +134,29 @@ class File(KernelMaker):
             "rows_of_warpgroup": ROWS_OF_WARPGROUP,
             "keys_of_warpgroup": KEYS_OF_WARPGROUP,
             "lse": plan.writes_lse,
-            "lse_rest": plan.saves_lse_rest,
+            "lse_rest": "lse_rest" in plan.numbers_of_rows,
             "dlse": spec.lse,
-            "solves_range": plan.bounds.begin is not ZERO or plan.bounds.end is not KEYS.length,
-            "tile_arguments": (variant.classify.arguments if variant.classify else ()) + variant.kv_range.arguments,
+            "minus_dlse": " - dlse[q]" if spec.lse else "",
+            "plus_dlse": " + dlse" if spec.lse else "",
+            **self._classification(),
+            "tile_kinds": "classified" if variant.classify else "solved",
+            "classify_arguments": variant.classify.arguments if variant.classify else (),
             # a call would hold up what runs in the background
             "inline_classify": plan.schedule.on_tensor_cores and variant.classify is not None and variant.classify.inlined,
             "packs_heads": plan.schedule.packs_heads,
+        }
+
+    def _classification(self) -> dict[str, Any]:
+        """What is said of the tiles that are visited."""
+        plan, classify = self.plan, self.variant.classify
+        solves = plan.bounds.begin is not ZERO or plan.bounds.end is not KEYS.length
+        by_row_tile = classify is not None and "q_tile" in classify.arguments
+        return {
+            "solved_from": f", solved from {expression_to_text(self.spec.mask)}" if solves and self.spec.mask else "",
+            "solved_part": SOLVED_PART if solves else NO_SOLVED_PART,
+            "ranges_of_two_tiles": by_row_tile
+            and plan.block_q > plan.block_kv
+            and not any(s.index == "q" for s in self.variant.spans),
         }
 
     def _header(self) -> dict[str, Any]:
@@ -158,6 +174,7 @@ class File(KernelMaker):
         return {
             "packed": kernel.is_packed,
             "paged": kernel.is_paged,
+            "keys_in": "pages" if kernel.is_paged else "rows",
             "counted": kernel.is_counted,
             "sequences": kernel.storage != "dense",
             "by_tma": self.by_tma,
@@ -225,3 +242,5 @@ class File(KernelMaker):
 
 
 KEY_ROWS = {"padded": "PaddedHeadRows", "paged": "PagedHeadRows", "packed_paged": "PagedHeadRows"}  # what TMA copies keys by
+SOLVED_PART = "Only a part of this mask can be solved for k: it gives the range below. Within this range"
+NO_SOLVED_PART = "No part of this mask can be solved for k: the range below holds every key, and"

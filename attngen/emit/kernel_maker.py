@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.kernel_text import KernelText, signature_lines
 from attngen.emit.program import Axis, Extent, KernelEntry, Parameter, Product, SharedRange, Tensor
 from attngen.emit.variant import Function, Variant
 from attngen.plan.facts import SpecFacts
+from attngen.plan.own import Own
 from attngen.plan.plan import Plan
 from attngen.spec.attention import INDICES, AttentionSpec
 
@@ -28,7 +28,7 @@ class KernelMaker:
     spec: AttentionSpec
     plan: Plan
     variant: Variant
-    own: Any = field(init=False)  # the schedule's own choices, see `Plan.own`
+    own: Own = field(init=False)  # the schedule's own choices, see `Plan.own`
     tensors: dict[str, Tensor] = field(init=False)
 
     @property
@@ -105,8 +105,7 @@ class KernelMaker:
         return abi.captured(self.variant) if is_read else []
 
     def lse_parameters(self) -> list[Parameter]:
-        names = [*(["lse"] if self.plan.writes_lse else []), *(["lse_rest"] if self.plan.saves_lse_rest else [])]
-        return [p for n in names for p in (abi.data(n, "float", writable=True), *self.strides(n, "bhs"))]
+        return [p for n in self.plan.numbers_of_rows for p in (abi.data(n, "float", writable=True), *self.strides(n, "bhs"))]
 
     def dlse_parameters(self) -> list[Parameter]:
         """The gradient of lse, if lse is an output."""

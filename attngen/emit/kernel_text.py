@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngen.emit import comment_text
 from attngen.emit.program import KernelEntry, Parameter, Tensor
@@ -11,7 +11,7 @@ from attngen.emit.program import KernelEntry, Parameter, Tensor
 
 @dataclass(frozen=True, slots=True)
 class SignatureLine:
-    """One line of a kernel's signature: parameters that belong together, and what they are."""
+    """One line of a kernel's signature: parameters that belong together with what follows them, and what they are."""
 
     text: str
     comment: str
@@ -58,7 +58,8 @@ def signature_lines(entry: KernelEntry, tensors: Mapping[str, Tensor]) -> tuple[
                 flush()
             group.append(p)
     flush()
-    return tuple(lines)
+    ends = [","] * (len(lines) - 1) + [")"]
+    return tuple(replace(line, text=line.text + end) for line, end in zip(lines, ends, strict=True))
 
 
 def _line_of(parameter: Parameter) -> tuple[str, str]:

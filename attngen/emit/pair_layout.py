@@ -133,7 +133,6 @@ WARPGROUP = PairLayout(
     loops=("int i = 0; i < BLOCK_KV / 2; ++i",),
     score="frag.S[i]",
     dp="frag.dP[i]",
-    number="row_{}[row_in_pair(i)]",
     key_vector="keys.{}[lane % 4 * 2 + column_of(i)]",
     row_element="row_elements[row_in_pair(i)].{}",
     word="words[i / 2 % 4]",
@@ -142,7 +141,10 @@ WARPGROUP = PairLayout(
 
 # The same in a backward; `key` of the tile is a variable
 ROWS_OF_WARPGROUP = replace(
-    WARPGROUP, kv=Place("kv_lo + key", "kv_lo + lane % 4 * 2", COLUMNS_IN_PAIR, "kv_len"), word="frag.P[i / 8][i / 2 % 4]"
+    WARPGROUP,
+    kv=Place("kv_lo + key", "kv_lo + lane % 4 * 2", COLUMNS_IN_PAIR, "kv_len"),
+    number="frag.{}[row_in_pair(i)]",
+    word="frag.P[i / 8][i / 2 % 4]",
 )
 
 # The same transposed, with the two keys lane_key and lane_key + 8; `row` of the tile is a variable

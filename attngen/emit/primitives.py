@@ -1,9 +1,12 @@
-"""What a file has because its text names it: primitives, `templates/primitives/*.cuh`, and constants."""
+"""What a file has because its text names it: primitives, `templates/primitives/*.cuh`, and functions, types and constants.
+
+Templates write a definition without a thought of who uses it; what nothing uses is left out here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 
 from attngen.emit.templates import template_directory
@@ -22,48 +25,125 @@ ORDER = """
 """
 FORMS = ("fp16", "bf16", "tf32", "fp32", "redux", "shuffles")
 
-_FUNCTION = re.compile(r"^(?:template <.*?> )?__device__ __forceinline__ [\w ]+?[ *]*\b(\w+)\(", re.M)
-_STRUCT = re.compile(r"^struct (?:alignas\(\w+\) )?(\w+)", re.M)
-_CONSTANT = re.compile(r"constexpr .*?(\w+) = ")
+_DEFINITION = re.compile(r"(?:template <|__device__ |struct |enum |using |constexpr )")
+_ALIGNMENT = r"(?:alignas\((?:[^()]|\(\w+\))*\) )?"
+_HEAD = re.compile(
+    r"(?:template <.*?>\s+(?=__device__|struct|using|constexpr))?"
+    rf"(?:struct {_ALIGNMENT}(?P<type>\w+)|enum[^{{]*(?P<values>\{{.*?\}})|using (?P<alias>\w+)"
+    r"|constexpr [\w :]*?(?P<constant>\w+)(?:\[\w*\])* = |__device__ [^(]*?(?P<function>\w+)\()",
+    re.S,
+)
+_MEMBER = re.compile(r"^ +static constexpr \w+ (\w+) = [^,;]*;.*\n", re.M)
 _NOT_CODE = re.compile(r'//.*|"[^"\n]*"')
-_NAME = re.compile(r"\w+[(<]?")  # a name; for a function, as it is called
+_NAME = re.compile(r"(\w+)([(<]?)")  # a name; for a function, as it is called
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A definition with the comment above it, or other lines of a file."""
+
+    text: str
+    defines: frozenset[str]  # the names by which others need it; of a function, as it is called; empty: the piece stays
+    names: frozenset[str]  # that it needs itself
+
+    def without_members(self, names: set[str]) -> Piece:
+        """The piece without the constants of a type that neither it nor the text after it, with these `names`, reads."""
+        text = self.text
+        for member in _MEMBER.finditer(self.text):
+            if member[1] not in names and len(re.findall(rf"\b{member[1]}\b", self.text)) == 1:
+                text = text.replace(member[0], "")
+        return replace(self, text=text)
 
 
 def with_primitives(text: str, forms: Mapping[str, Collection[str]]) -> str:
-    """`text` with the primitives that it needs, and without the constants that nothing names.
+    """`text` with the primitives that it needs, and without the functions, types and constants that nothing names.
 
     `forms`: of primitives that have one name for several types, or instructions, those that the file has.
     """
     before, after = text.split(PLACE)
-    names, found = names_of(after), []
-    for primitive in reversed(ORDER.split()):
-        kind, _, last = primitive.rpartition("_")
-        code, defined = definition(primitive)
-        if defined & names and (last not in FORMS or last in forms.get(kind, FORMS)):
-            found.append(f"\n{code}")
-            names |= names_of(code)
-    return _with_constants(before, names) + "".join(reversed(found)) + after
+    needed, names = _needed(pieces_of(after), set())
+    kept = [needed]
+    for known in reversed([primitive(p) for p in ORDER.split() if _has_form(p, forms)]):
+        needed, names = _needed(known, names)
+        if any(piece.defines for piece in needed):
+            kept.append(needed)
+    kept.append(_needed(pieces_of(before), names)[0])
+    return "".join(piece.text for needed in reversed(kept) for piece in needed)
 
 
-def _with_constants(text: str, names: set[str]) -> str:
-    """`text` with those of its constants that are among `names`, or that one of these names."""
-    lines = []
-    for line in reversed(text.splitlines(keepends=True)):
-        constant = _CONSTANT.match(line)
-        if constant and constant[1] not in names:
-            continue
-        if constant:
-            names |= names_of(line)
-        lines.append(line)
-    return "".join(reversed(lines))
+def _needed(pieces: Iterable[Piece], names: set[str]) -> tuple[list[Piece], set[str]]:
+    """Those of `pieces` that the text after them, in which there are `names`, needs; and the names in all of it."""
+    needed: list[Piece] = []
+    for piece in reversed([*pieces]):
+        if not piece.defines or piece.defines & names:
+            piece = piece.without_members(names)
+            needed.insert(0, piece)
+            names = names | piece.names
+    return needed, names
+
+
+def _has_form(primitive: str, forms: Mapping[str, Collection[str]]) -> bool:
+    kind, _, last = primitive.rpartition("_")
+    return last not in FORMS or last in forms.get(kind, FORMS)
 
 
 @cache
-def definition(name: str) -> tuple[str, frozenset[str]]:
-    """The text of a primitive, and the names that it defines."""
-    text = (template_directory() / "primitives" / f"{name}.cuh").read_text()
-    return text, frozenset((*(f + opening for f in _FUNCTION.findall(text) for opening in "(<"), *_STRUCT.findall(text)))
+def primitive(name: str) -> tuple[Piece, ...]:
+    """The pieces of a primitive, after an empty line."""
+    return pieces_of("\n" + (template_directory() / "primitives" / f"{name}.cuh").read_text())
 
 
-def names_of(code: str) -> set[str]:
-    return {*_NAME.findall(_NOT_CODE.sub("", code))}
+def pieces_of(text: str) -> tuple[Piece, ...]:
+    """The definitions of `text` that are not within others, and the lines between them."""
+    return tuple(_pieces(text.splitlines(keepends=True)))
+
+
+def _pieces(lines: list[str]) -> Iterator[Piece]:
+    begin = at = 0  # of the lines that are not in a piece yet
+    while at < len(lines):
+        if not _DEFINITION.match(lines[at]):
+            at += 1
+            continue
+        first = at
+        while first > begin and lines[first - 1].startswith("//") and not lines[first - 1].startswith("//#"):
+            first -= 1
+        yield from _other(lines[begin:first])
+        end = _end_of(lines, at)
+        yield _definition("".join(lines[first:end]), "".join(lines[at:end]))
+        begin = at = end
+    yield from _other(lines[begin:])
+
+
+def _end_of(lines: list[str], at: int) -> int:
+    """The line after a definition that begins at `at`: all its brackets are closed."""
+    open_brackets = 0
+    while True:
+        code = _NOT_CODE.sub("", lines[at]).rstrip()
+        open_brackets += code.count("{") + code.count("(") - code.count("}") - code.count(")")
+        at += 1
+        if open_brackets == 0 and code.endswith((";", "}")):
+            return at
+
+
+def _other(lines: list[str]) -> Iterator[Piece]:
+    if lines:
+        text = "".join(lines)
+        yield Piece(text, frozenset(), names_of(text))
+
+
+def _definition(text: str, code: str) -> Piece:
+    head = _HEAD.match(code)
+    assert head is not None, f"what does this define? {code}"
+    function = head["function"]
+    if function:
+        rest = code[: head.start("function")] + code[head.end("function") + 1 :]  # it does not need itself
+        return Piece(text, frozenset((f"{function}(", f"{function}<")), names_of(rest))
+    only = head["type"] or head["alias"] or head["constant"]
+    return Piece(text, frozenset((only,)) if only else names_of(head["values"]), names_of(code))
+
+
+@cache
+def names_of(code: str) -> frozenset[str]:
+    """The names in a piece of CUDA; a name before a bracket also with the bracket."""
+    found = _NAME.findall(_NOT_CODE.sub("", code))
+    return frozenset((*(name for name, _ in found), *(name + bracket for name, bracket in found if bracket)))

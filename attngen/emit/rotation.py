@@ -33,6 +33,11 @@ class Rotation:
     angles: DType
     turns_back: bool = False
 
+    @property
+    def pairs(self) -> str:
+        """Which elements are rotated together."""
+        return "two neighbours" if self.interleaved else "elements i and i + HALF"
+
     def constants(self) -> list[ConstantLine]:
         """The numbers of the code after `chunk`."""
         rotated = "2 * HALF / CHUNK" if self.interleaved else "HALF / CHUNK"

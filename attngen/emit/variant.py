@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import or_
 from typing import Literal
@@ -116,6 +116,10 @@ class Function:
     results: tuple[str, ...]
     inlined: bool  # each call is a copy of it
     ctypes: tuple[str, ...] = ()  # C types of the results
+
+    def given(self, renamed: Mapping[str, str]) -> list[str]:
+        """The arguments of a call where every one has its own name but those that are `renamed`."""
+        return [renamed.get(a, a) for a in self.arguments]
 
     @property
     def result(self) -> str:
@@ -292,7 +296,7 @@ def _derivative(spec: AttentionSpec, plan: Plan) -> Expr | None:
 
 def _sink(spec: AttentionSpec, plan: Plan) -> Expr | None:
     """The sink, unless a backward reads it as a part of lse."""
-    lse_has_it = "lse" in plan.saved and {*plan.wanted} <= {*QKV}
+    lse_has_it = plan.direction == "backward" and "lse" in plan.saved and {*plan.wanted} <= {*QKV}
     return None if lse_has_it else spec.sink
 
 

@@ -29,6 +29,19 @@ class Wgmma:
         return self.columns // 2
 
     @property
+    def accumulator_operands(self) -> list[str]:
+        """D in the text of the instruction, line by line."""
+        operands = [f"%{i}" for i in range(self.accumulators)]
+        operands[0], operands[-1] = "{ " + operands[0], operands[-1] + "}"
+        return [", ".join(operands[i : i + 12]) + ", " for i in range(0, self.accumulators, 12)]
+
+    @property
+    def accumulator_values(self) -> list[str]:
+        """The registers of D, line by line."""
+        values = [f'"+f"(d[{i}])' for i in range(self.accumulators)]
+        return [", ".join(values[i : i + 8]) for i in range(0, self.accumulators, 8)]
+
+    @property
     def a_parameter(self) -> str:
         return "const unsigned (&a)[4]" if self.a_in_registers else "unsigned long long a"
 

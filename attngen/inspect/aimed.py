@@ -6,23 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from attngen.inspect.block_work import held_by, visits_keys, visits_rows
-from attngen.inspect.circumstances import (
+from attngen.inspect.blocks import held_by, visits_keys, visits_rows
+from attngen.inspect.circumstances.row import has_sequences
+from attngen.inspect.circumstances.schedules import (
     MANY_SPLITS,
     OF_WORD,
     ROUND,
+    classifies,
     classifies_together,
-    fills_of,
-    has_sequences,
-    is_broadcast,
+    divides_groups,
     reads_ranges,
 )
-from attngen.inspect.known import LAYOUTS, Spoils
+from attngen.inspect.circumstances.tiles import fills_of
+from attngen.inspect.circumstances.values import is_broadcast
+from attngen.inspect.trial import LAYOUTS, NOTHING_SPECIAL, Setting
 from attngen.plan import Plan
-from attngen.plan.split_keys import PackedTiles
-from attngen.reference.problems import Shape, captured_sinks
-from attngen.reference.stored import Layout
-from attngen.schedules.hopper_backward.plan import FOUND
+from attngen.plan.split_keys import PackedTiles, Splits
+from attngen.reference.problems import Draw, Shape, captured_sinks
 from attngen.spec.attention import AttentionSpec
 
 SPLITS = 4  # parts of a row's keys
@@ -33,22 +33,17 @@ GROUP = 4  # query heads that share keys
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """The sizes of a problem. `varied`: other values of params and captured tensors may make more of it; `steep`: so may large
-    scores."""
+    """The sizes and the setting of a problem. `varied`: other values of params and captured tensors may make more of it;
+    `steep`: so may large scores."""
 
     shape: Shape
-    multiprocessors: int = 0
+    setting: Setting = NOTHING_SPECIAL
     varied: bool = True
     steep: bool = False
-    sections: bool = False
-    laid_out: tuple[str, Layout] | None = None
-    spoils: Spoils = ""
-    blocks: tuple[int, int] | None = None  # as in `Draw`
-    broadcast: bool = False
-    spoils_sinks: bool = False
-    lengths: tuple[tuple[int, int], ...] = ()
-    page_size: int = 0
-    wrong_lengths: bool = False
+
+
+def one_head(q_len: int, kv_len: int, setting: Setting = NOTHING_SPECIAL, varied: bool = True, steep: bool = False) -> Aim:
+    return Aim(Shape(1, 1, 1, q_len, kv_len), setting, varied, steep)
 
 
 def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
@@ -56,9 +51,9 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
     for lengths in ((0, FEW, FEW), (1, 0, FEW), (1, FEW, 0)):
         yield Aim(Shape(*lengths[:1], 1, 1, *lengths[1:]), varied=False)
     if plan.schedule.is_warp_specialized:
-        yield Aim(Shape(1, 1, 1, 3 * 128 + 1, 0), 1, varied=False)
+        yield one_head(3 * 128 + 1, 0, Setting(multiprocessors=1), varied=False)
     for q_len, kv_len in _lengths(plan, tile):
-        yield Aim(Shape(1, 1, 1, q_len, kv_len))
+        yield one_head(q_len, kv_len)
     yield from _of_groups(plan, tile)
     yield from _several_batches(plan, tile)
     yield from _sequences(spec, plan, tile)
@@ -66,25 +61,25 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
     if plan.heads_in_l2 is not None:
         more, heads = held_by(plan)[0] + 1, (2, 4, 2) if not plan.wanted else (3, 1, 1)  # groups are in other problems
         for kv_len in (FEW, more):  # no fewer keys than rows, if a mask looks up rows among keys
-            yield Aim(Shape(*heads, more, kv_len), varied=False, sections=True)
+            yield Aim(Shape(*heads, more, kv_len), Setting(sections=True), varied=False)
     if plan.schedule.is_tiled and not plan.schedule.on_tensor_cores:
         for layout, name in product(LAYOUTS, ("q", "k", "v", *(("dout",) if plan.wanted else ()))):
             several = 2 if layout == "heads" else 1
-            yield Aim(Shape(1, several, several, FEW, FEW), varied=False, laid_out=(name, layout))
+            yield Aim(Shape(1, several, several, FEW, FEW), Setting(laid_out=(name, layout)), varied=False)
     if not plan.schedule.is_tiled:
-        yield Aim(Shape(1, 1, 1, 2 * FEW, 4 * FEW), varied=False, steep=True)
+        yield one_head(2 * FEW, 4 * FEW, varied=False, steep=True)
     yield from _of_values(spec, plan, tile, constants)
     for n in (2, 4, 8, 16) if plan.schedule.packs_heads else (2, 4):
         for q_len in (n * tile[1], max(tile[1] // 4, 1), n * tile[1] + 1):
-            yield Aim(Shape(1, 1, 1, q_len, n * tile[1] + 1), varied=False, steep=True)
-    if plan.schedule.packs_heads:
-        for q_len in (FEW, 2 * plan.own.splits.keys + 1):
-            yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, 2 * plan.own.splits.keys + 1), varied=False, steep=True))
+            yield one_head(q_len, n * tile[1] + 1, varied=False, steep=True)
+    if (splits := plan.own.splits) is not None:
+        for q_len in (FEW, 2 * splits.keys + 1):
+            yield _split(spec, splits, one_head(q_len, 2 * splits.keys + 1, varied=False, steep=True))
     rows, keys = tile
     for c in constants:
         beyond = c + BEYOND
         for q_len, kv_len in ((beyond + rows, FEW), (FEW, beyond + keys), (beyond + rows, beyond + keys), (beyond, keys)):
-            yield Aim(Shape(1, 1, 1, q_len, kv_len))
+            yield one_head(q_len, kv_len)
 
 
 def _lengths(plan: Plan, tile: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -132,83 +127,81 @@ def _sequences(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
     for page_size, shift in product(pages, (0, 1)):
         lengths = tuple(zip(of_rows, (*of_keys[shift:], *of_keys[:shift]), strict=True))
         shape = Shape(3, 2, 1, most, longest)
-        yield Aim(shape, varied=False, lengths=lengths, page_size=page_size)
-        if shift == 0 and page_size in (0, 1):
-            yield Aim(shape, varied=False, lengths=lengths, page_size=page_size, wrong_lengths=True)
+        for wrong in (False, True) if shift == 0 and page_size in (0, 1) else (False,):
+            yield Aim(shape, Setting(lengths=lengths, page_size=page_size, wrong_lengths=wrong), varied=False)
 
 
 def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
     """Problems of certain values."""
     rows, keys = tile
     if is_broadcast(spec) and not plan.written_pairs:
-        yield Aim(Shape(2, 4, 2, 2 * FEW, 2 * FEW), varied=False, broadcast=True)
+        yield Aim(Shape(2, 4, 2, 2 * FEW, 2 * FEW), Setting(Draw(broadcast=True)), varied=False)
     if captured_sinks(spec) and not plan.wanted:
         for q_len, kv_len in ((FEW, FEW), (FEW, 0), *((constant + BEYOND, FEW) for constant in constants)):
-            yield Aim(Shape(1, 4, 1, q_len, kv_len), varied=False, spoils_sinks=True)
+            yield Aim(Shape(1, 4, 1, q_len, kv_len), Setting(Draw(spoils_sinks=True)), varied=False)
     if plan.wanted and plan.schedule.is_tiled:
-        yield Aim(Shape(1, 1, 1, rows + 1, -(-(rows + 1) // keys) * keys))  # hidden keys in the tile of the last row
-        yield Aim(Shape(1, 1, 1, (-(-(keys + 1) // rows) + 1) * rows + 1, keys + 1), varied=False, steep=True)
-        yield Aim(
-            Shape(1, 1, 1, max(tile) + 1, max(tile) + 1), varied=False, steep=True
-        )  # the last row sees the only key of a tile
-        yield Aim(Shape(1, 1, 1, BEYOND, BEYOND), spoils="dout")
+        yield one_head(rows + 1, -(-(rows + 1) // keys) * keys)  # hidden keys in the tile of the last row
+        yield one_head((-(-(keys + 1) // rows) + 1) * rows + 1, keys + 1, varied=False, steep=True)
+        yield one_head(max(tile) + 1, max(tile) + 1, varied=False, steep=True)  # the last row sees the only key of a tile
+        yield one_head(BEYOND, BEYOND, Setting(spoils="dout"))
     if plan.wanted and plan.schedule.is_warp_specialized:
-        yield Aim(Shape(1, 1, 1, 2 * BEYOND, 2 * BEYOND), spoils="row of dO")
-        yield Aim(Shape(1, 1, 1, 2 * BEYOND, 2 * BEYOND), spoils="row of Q")
-        yield Aim(Shape(1, 1, 1, max(tile) + 1, max(tile) + 1), spoils="row of K")
-    if plan.bounds.per_tile or (plan.row_bounds is not None and plan.row_bounds.per_tile):
+        yield one_head(2 * BEYOND, 2 * BEYOND, Setting(spoils="row of dO"))
+        yield one_head(2 * BEYOND, 2 * BEYOND, Setting(spoils="row of Q"))
+        yield one_head(max(tile) + 1, max(tile) + 1, Setting(spoils="row of K"))
+    if classifies(plan):
         length = (OF_WORD + 1) * max(rows, keys)
-        yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(keys, 0))
+        yield one_head(length, length, Setting(Draw(blocks=(keys, 0))), varied=False)
     many = plan.threads + 1
     if visits_keys(plan) and classifies_together(plan, plan.bounds):
-        yield Aim(Shape(1, 1, 1, FEW, many * keys + keys // 2))
+        yield one_head(FEW, many * keys + keys // 2)
     if visits_rows(plan) and classifies_together(plan, plan.row_bounds):
-        yield Aim(Shape(1, 1, 1, many * rows + rows // 2, FEW))
+        yield one_head(many * rows + rows // 2, FEW)
     if reads_ranges(plan):  # blocks whose second one begins in the middle of a tile, before or behind that of the tile
         length = -(-2 * keys // rows) * rows + rows
         for begin, sign in product((keys + 3 * keys // 8, 2 * keys - 1), (1, -1)):  # a reduction may lose one element
-            yield Aim(Shape(1, 1, 1, length, length), varied=False, blocks=(sign * length, length - begin))
+            yield one_head(length, length, Setting(Draw(blocks=(sign * length, length - begin))), varied=False)
 
 
-def _split(spec: AttentionSpec, plan: Plan, aim: Aim, splits: int = SPLITS) -> Aim:
+def _split(spec: AttentionSpec, rule: Splits, aim: Aim, splits: int = SPLITS) -> Aim:
     """The same on a device with so many multiprocessors that keys are split so often."""
-    return replace(aim, multiprocessors=splits * PackedTiles(plan.own.splits.rows)(aim.shape.sizes(spec)))
+    processors = splits * PackedTiles(rule.rows)(aim.shape.sizes(spec))
+    return replace(aim, setting=replace(aim.setting, multiprocessors=processors))
 
 
 def _many_tiles(plan: Plan) -> Iterator[Aim]:
     """More tiles of a block than its producer keeps in a list."""
-    many_rows, many_keys = (FOUND * n + 1 for n in (plan.block_q, plan.block_kv))
+    many_rows, many_keys = (plan.schedule.listed_tiles * n + 1 for n in (plan.block_q, plan.block_kv))
     if visits_rows(plan):
-        yield Aim(Shape(1, 1, 1, many_rows, FEW), varied=False)
+        yield one_head(many_rows, FEW, varied=False)
     if visits_keys(plan):
-        yield Aim(Shape(1, 1, 1, FEW, many_keys), varied=False)
-    yield Aim(Shape(1, 1, 1, many_rows, many_keys), varied=False)
+        yield one_head(FEW, many_keys, varied=False)
+    yield one_head(many_rows, many_keys, varied=False)
 
 
 def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim]:
     """What a schedule of persistent blocks, or one that splits keys, may meet."""
     rows, keys = tile
-    if plan.schedule.packs_heads:
-        splits = plan.own.splits
-        yield Aim(Shape(1, 1, 1, FEW, splits.keys), multiprocessors=1)
+    if (splits := plan.own.splits) is not None:
+        yield one_head(FEW, splits.keys, Setting(multiprocessors=1))
         for n in (2, SPLITS):
             kv_len = n * splits.keys + 1
             for q_len in (FEW, kv_len, kv_len + BEYOND):
-                yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, kv_len)))
+                yield _split(spec, splits, one_head(q_len, kv_len))
         for n in MANY_SPLITS:
             kv_len = (n + 1) * splits.keys + 1
             for q_len in (FEW, kv_len)[: 2 if n == SPLITS else 1]:  # as many rows would take long
-                yield _split(spec, plan, Aim(Shape(1, 1, 1, q_len, kv_len), varied=False, steep=n > SPLITS), 2 * n)
+                yield _split(spec, splits, one_head(q_len, kv_len, varied=False, steep=n > SPLITS), 2 * n)
             if has_sequences(plan):
                 every = ((FEW, 0), (FEW, kv_len))
-                yield Aim(Shape(2, 1, 1, FEW, kv_len), multiprocessors=4 * SPLITS, varied=False, lengths=every)
+                yield Aim(Shape(2, 1, 1, FEW, kv_len), Setting(multiprocessors=4 * SPLITS, lengths=every), varied=False)
     if plan.schedule.is_warp_specialized:
         for processors in (8, 1):
             for q_len, kv_len in ((FEW, FEW), (rows + 1, 2 * keys + 1), (3 * rows + 1, keys), (3 * rows + 1, 3 * keys + 1)):
-                yield Aim(Shape(1, 1, 1, q_len, kv_len), processors)
+                yield one_head(q_len, kv_len, Setting(multiprocessors=processors))
         if plan.wanted:
-            yield Aim(Shape(1, 1, 1, rows + 1, 2 * held_by(plan)[1] + 1), 1)
+            yield one_head(rows + 1, 2 * held_by(plan)[1] + 1, Setting(multiprocessors=1))
+        if plan.schedule.listed_tiles:
             yield from _many_tiles(plan)
-    if plan.wanted and getattr(plan.own, "parts", None) is not None:
+    if divides_groups(plan):
         for processors in (1, 2 * GROUP):
-            yield Aim(Shape(1, GROUP, 1, rows + 1, FEW), processors, varied=False)
+            yield Aim(Shape(1, GROUP, 1, rows + 1, FEW), Setting(multiprocessors=processors), varied=False)

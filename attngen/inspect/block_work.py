@@ -1,4 +1,4 @@
-"""One problem of a kernel, and what the kernel's blocks do there: the tiles that each block visits, evaluated on numbers."""
+"""A problem of a kernel, and what the kernel's blocks do there: the tiles that each block visits, evaluated on numbers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from attngen.inspect.known import Spoils
-from attngen.inspect.launch_work import OF_KEYS
+from attngen.inspect.blocks import held_by, tile_of, visits_keys, visits_rows
+from attngen.inspect.trial import Setting, Trial
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.definition import Problem, allowed_rows, score_rows
 from attngen.reference.numpy_oracle import numbers_of
 from attngen.reference.problems import Sample
-from attngen.reference.stored import PAGE_SIZE, Layout
+from attngen.reference.stored import PAGE_SIZE
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 
@@ -26,10 +26,6 @@ MOST_TILES = 8192  # at most so many are classified one by one
 MOST_PAIRS = 2**18  # at most so many have their score computed and their mask evaluated
 MOST_HEADS = 4  # up to so many, tiles of all are classified; with more, those of the first and the last
 MULTIPROCESSORS = 2  # on the emulated device, if a problem states no number
-
-# Seconds of the emulated device for a pair of a row and a key, for each element of their Q, K and V, on one core of 2024.
-PAIR_SECONDS = {"naive": 28e-9, "tiled": 15e-9, "fused": 12e-9, "wgmma": 7e-9, "hopper": 7e-9, "decode": 14e-9}
-BACKWARD = 2.5  # times as long
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,21 +58,44 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One problem for a plan; `tile` is rows and keys."""
+    """A trial with its values, for a plan."""
 
     spec: AttentionSpec
     plan: Plan
-    tile: tuple[int, int]
-    sizes: Mapping[str, int]
-    params: Mapping[str, int | float]
+    trial: Trial
     problem: Sample
-    multiprocessors: int = 0  # on the emulated device, if not the usual ones
-    sections: bool = False  # few heads are numbered together
-    laid_out: tuple[str, Layout] | None = None  # the array in another layout
-    spoils: Spoils = ""  # rows that have NaN
-    lengths: tuple[tuple[int, int], ...] = ()  # rows and keys of sequences, if they differ
-    page_size: int = PAGE_SIZE
-    wrong_lengths: bool = False  # some are outside of the tensors
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        return self.trial.shape.sizes(self.spec)
+
+    @property
+    def params(self) -> Mapping[str, int | float]:
+        return self.trial.params
+
+    @property
+    def setting(self) -> Setting:
+        return self.trial.setting
+
+    @cached_property
+    def tile(self) -> tuple[int, int]:
+        return tile_of(self.plan)
+
+    @property
+    def batch(self) -> int:
+        return self.sizes["batch"]
+
+    @property
+    def q_len(self) -> int:
+        return self.sizes["q_len"]
+
+    @property
+    def kv_len(self) -> int:
+        return self.sizes["kv_len"]
+
+    @property
+    def page_size(self) -> int:
+        return self.setting.page_size or PAGE_SIZE
 
     @cached_property
     def _inputs(self) -> dict[str, Array]:
@@ -101,14 +120,14 @@ class Case:
     @cached_property
     def heads(self) -> tuple[tuple[int, int], ...]:
         """The heads (b, h) that are looked at."""
-        batch, heads = self.sizes["batch"], self.sizes["q_heads"]
+        batch, heads = self.batch, self.sizes["q_heads"]
         every = [(b, h) for b in range(batch) for h in range(heads)]
         return tuple(every) if len(every) <= MOST_HEADS else tuple(dict.fromkeys(((0, 0), (batch - 1, 0), every[-1])))
 
     @property
     def is_large(self) -> bool:
         """Whether there are too many tiles to be classified one by one."""
-        return self.sizes["q_len"] // self.tile[0] * (self.sizes["kv_len"] // self.tile[1]) > MOST_TILES
+        return self.q_len // self.tile[0] * (self.kv_len // self.tile[1]) > MOST_TILES
 
     # --- tiles
 
@@ -138,7 +157,7 @@ class Case:
             if not plan.consumer_rows:
                 yield from (Block(of_block) for of_block in kinds)
                 continue
-            missing = plan.missing_rows(self.sizes["q_len"]) // rows
+            missing = plan.missing_rows(self.q_len) // rows
             whole = np.concatenate([np.full((missing, kinds.shape[1]), EMPTY, kinds.dtype), kinds])
             for first in range(0, len(whole), held // rows):
                 consumers = whole[first : first + held // rows]
@@ -174,33 +193,33 @@ class Case:
     @property
     def works(self) -> int:
         """The work tiles of the kernel of a persistent schedule that has the fewest; of others, the rows of all heads."""
-        if not self.plan.schedule.is_warp_specialized or not (self.sizes["kv_len"] or visits_keys(self.plan)):
-            return self.sizes["batch"] * self.sizes["q_heads"] * self.sizes["q_len"]
-        heads, kv_heads = (self.sizes["batch"] * self.sizes[name] for name in ("q_heads", "kv_heads"))
-        own, q_len, kv_len = self.plan.own, self.sizes["q_len"], self.sizes["kv_len"]
+        if not self.plan.schedule.is_warp_specialized or not (self.kv_len or visits_keys(self.plan)):
+            return self.batch * self.sizes["q_heads"] * self.q_len
+        heads, kv_heads = (self.batch * self.sizes[name] for name in ("q_heads", "kv_heads"))
+        q_len, kv_len = self.q_len, self.kv_len
         if not self.plan.wanted:
             return int(heads * -(-q_len // self.plan.block_q))
-        of_keys = [kv_heads * self.parts * -(-kv_len // own.held_keys)] if visits_rows(self.plan) else []
-        of_rows = [heads * -(-q_len // own.held)] if visits_keys(self.plan) else []
+        rows, keys = held_by(self.plan)
+        of_keys = [kv_heads * self.parts * -(-kv_len // keys)] if visits_rows(self.plan) else []
+        of_rows = [heads * -(-q_len // rows)] if visits_keys(self.plan) else []
         return int(min((*(of_keys if kv_len else ()), *of_rows), default=0))
 
     @property
     def processors(self) -> int:
         """The multiprocessors of the emulated device."""
-        return self.multiprocessors or MULTIPROCESSORS
+        return self.setting.multiprocessors or MULTIPROCESSORS
 
     @property
     def parts(self) -> int:
         """Over how many work tiles the query heads of a group are divided; 1 if the plan does not divide them."""
-        rule = getattr(self.plan.own, "parts", None) if self.plan.wanted else None
+        rule = self.plan.own.parts
         return 1 if rule is None else int(rule({**self.sizes, "multiprocessors": self.processors}))
 
     @property
     def splits(self) -> int:
-        """The number of blocks over which `decode` splits the keys of a row; 1 of other schedules."""
-        if not self.plan.schedule.packs_heads:
-            return 1
-        return int(self.plan.own.splits({**self.sizes, "multiprocessors": self.processors}))
+        """The number of blocks over which the keys of a row are split."""
+        rule = self.plan.own.splits
+        return 1 if rule is None else int(rule({**self.sizes, "multiprocessors": self.processors}))
 
     def tiles_of_warps(self, block: Block) -> Array:
         """How many tiles each warp of each split of a block of `decode` visits: [splits, warps]."""
@@ -219,8 +238,8 @@ class Case:
 
     def allowed(self, b: int, h: int, rows: slice | None = None) -> Array:
         """The pairs that the mask allows in a head: [rows, keys]."""
-        rows = rows or slice(0, self.sizes["q_len"])
-        every = np.ones((len(range(*rows.indices(self.sizes["q_len"]))), self.sizes["kv_len"]), bool)
+        rows = rows or slice(0, self.q_len)
+        every = np.ones((len(range(*rows.indices(self.q_len))), self.kv_len), bool)
         if self.spec.mask is None or not every.size:
             return every
         with np.errstate(all="ignore"):
@@ -236,14 +255,14 @@ class Case:
     @cached_property
     def pairs(self) -> tuple[Array, ...]:
         """`allowed` of each of `heads`; none of a large problem."""
-        if self.sizes["q_len"] * self.sizes["kv_len"] > MOST_PAIRS:
+        if self.q_len * self.kv_len > MOST_PAIRS:
             return ()
         return tuple(self.allowed(b, h) for b, h in self.heads)
 
     @cached_property
     def first_scores(self) -> Array:
         """The scores of the first rows of the first head, -inf where the mask forbids the pair: [rows, keys]."""
-        rows = slice(0, min(self.sizes["q_len"], MOST_PAIRS // max(self.sizes["kv_len"], 1)))
+        rows = slice(0, min(self.q_len, MOST_PAIRS // max(self.kv_len, 1)))
         with np.errstate(all="ignore"):
             scores = np.asarray(score_rows(self.numbers, 0, 0, rows))
             return np.where(self.allowed(0, 0, rows), scores, -np.inf)
@@ -252,27 +271,6 @@ class Case:
         """The largest of each row's numbers in each tile of keys, [tiles, rows], of [rows, keys]."""
         starts = range(0, numbers.shape[1], self.tile[1])
         return np.array([numbers[:, i : i + self.tile[1]].max(1, initial=least) for i in starts])
-
-
-def held_by(plan: Plan) -> tuple[int, int]:
-    """The rows of a block that visits tiles of keys, and the keys of one that visits tiles of rows."""
-    if plan.wanted and plan.schedule.is_warp_specialized:
-        return plan.own.held, plan.own.held_keys
-    return plan.block_q, plan.block_kv
-
-
-def visits_keys(plan: Plan) -> bool:
-    """Whether a kernel of the plan has blocks of rows that visit tiles of keys."""
-    if not plan.schedule.is_tiled:
-        return False
-    if not plan.schedule.visits_rows:
-        return True
-    return "dq" in plan.own.kernels or getattr(plan.own, "delta", "") == "sums over keys"
-
-
-def visits_rows(plan: Plan) -> bool:
-    """Whether a kernel of the plan has blocks of keys that visit tiles of rows."""
-    return plan.schedule.visits_rows and any(kernel in OF_KEYS for kernel in plan.own.kernels)
 
 
 def seconds(case: Case) -> float:
@@ -284,5 +282,4 @@ def seconds(case: Case) -> float:
     if case.plan.schedule.is_tiled and not case.is_large:
         pairs = int((case.kinds(0, 0) != EMPTY).sum()) * area
     columns = case.spec.head_dim + case.spec.head_dim_v
-    of_pair = columns * PAIR_SECONDS[case.plan.keyword] * (BACKWARD if case.plan.wanted else 1)
-    return sizes["batch"] * sizes["q_heads"] * pairs * of_pair
+    return sizes["batch"] * sizes["q_heads"] * pairs * columns * case.plan.schedule.emulated_ns * 1e-9

@@ -17,10 +17,11 @@ from attngen.device.emulated.findings import EmulationError
 from attngen.device.protocol import Device
 from attngen.inspect.block_work import MULTIPROCESSORS
 from attngen.inspect.few_heads import is_same_code, text_for, with_few_heads
-from attngen.inspect.known import Fixed, Known, Problems, Trial
+from attngen.inspect.known import Known, Problems
 from attngen.inspect.other_process import OtherProcess, can_fork
 from attngen.inspect.prepare import check_call, compile_text, plan_for
 from attngen.inspect.run_trial import Computed, GradientErrors, run_trial
+from attngen.inspect.trial import Fixed, Trial
 from attngen.inspect.trials import Chosen, choose_trials
 from attngen.plan import Plan
 from attngen.plan.facts import DETERMINISTIC
@@ -186,10 +187,8 @@ class _Job:
         assert few_heads is not None
         times = -(-heads // few_heads)
         trials = [
-            replace(
-                trial,
-                shape=replace(trial.shape, q_heads=heads, kv_heads=kv_heads),
-                multiprocessors=times * (trial.multiprocessors or MULTIPROCESSORS),
+            replace(trial, shape=replace(trial.shape, q_heads=heads, kv_heads=kv_heads)).having(
+                multiprocessors=times * (trial.setting.multiprocessors or MULTIPROCESSORS)
             )
             for trial in trials
         ]
@@ -344,7 +343,7 @@ def _result(job: _Job, compiled_by: Callable[[], tuple[Made, float]], progress: 
         for number, (trial, known, computed) in enumerate(zip(chosen.trials, knowns, expected, strict=True), 1):
             progress(f"running {name} on {device.name}: problem {number} of {len(expected)}")
             found = run_trial(compiled, known, computed, trial)
-            of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
+            of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.setting.draw.magnitude, trial.describe(spec))
             tried.append(Tried(*of_trial, *found))
     others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
     missed = (*chosen.missed, *([f"gradients of {', '.join(others)}"] if others else []))

@@ -1,15 +1,14 @@
-"""A problem of a check, by its sizes, params and draw, and what is computed of it when it is needed."""
+"""What is computed of a problem of a check when it is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from attngen.diagnostics import counted
+from attngen.inspect.trial import Trial, spoiled_row, with_nan
 from attngen.plan import Plan
 from attngen.reference.compare import Truth, truth
 from attngen.reference.compare_gradients import DRAWS, GradientTruth, gradient_truth
@@ -17,109 +16,12 @@ from attngen.reference.coverage import Exercise
 from attngen.reference.definition import allowed_rows
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.numpy_oracle import Reference, numbers_of, numpy_attention
-from attngen.reference.problems import USUAL, Array, Draw, Sample, Shape, sample
-from attngen.reference.stored import PAGE_SIZE, Layout, of_lengths
+from attngen.reference.problems import Array, Sample
+from attngen.reference.stored import of_lengths
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import round_to_storage
 
 REMEMBERED = 64  # problems
 FEW_DRAWS = 1  # draws of errors: a result within their bounds needs no others
-Spoils = Literal["", "dout", "row of dO", "row of Q", "row of K"]
-LAYOUTS: dict[Layout, str] = {
-    "rows": "rows that are not aligned", "base": "an address that is not aligned", "columns": "columns that are not neighbours",
-    "heads": "heads that are not aligned",
-}  # fmt: skip
-SPOILED: dict[Spoils, str] = {
-    "dout": "NaN in a row of dO",
-    "row of dO": "a row of dO of NaN",
-    "row of Q": "a row of Q of NaN",
-    "row of K": "a row of K of NaN",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """What the problems of a check are held to; None is chosen."""
-
-    batch: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    q_len: int | None = None
-    kv_len: int | None = None
-    params: Mapping[str, int | float] = field(default_factory=dict)
-    free: Mapping[str, int] = field(default_factory=dict)
-    seed: int = 0
-
-
-class Setting(NamedTuple):
-    """What a problem has beside its sizes and values, as `Trial` describes it."""
-
-    multiprocessors: int = 0
-    sections: bool = False
-    laid_out: tuple[str, Layout] | None = None
-    spoils: Spoils = ""
-    lengths: tuple[tuple[int, int], ...] = ()
-    page_size: int = PAGE_SIZE
-    wrong_lengths: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If
-    `multiprocessors` is not 0, the emulated device has as many: persistent blocks, and blocks over which keys are split. With
-    `sections`, few heads are numbered together (`attngen.plan.heads_in_l2`). `laid_out` is an array by its name, and its layout
-    (`stored.with_layout`). If it `spoils` something, that is the row in the middle, which is NaN; "dout": its ends in dO alone.
-
-    With `lengths`, in packed, padded and paged storage, sequences have so many rows and keys; the shape has the longest. Pages
-    have `page_size` rows, if it is not 0. With `wrong_lengths`, some numbers are outside of the tensors
-    (`stored.with_wrong_lengths`)."""
-
-    shape: Shape
-    params: Mapping[str, int | float]
-    seed: int = 0
-    draw: Draw = USUAL
-    apart: bool = field(default=False, compare=False)
-    multiprocessors: int = field(default=0, compare=False)
-    sections: bool = field(default=False, compare=False)
-    laid_out: tuple[str, Layout] | None = field(default=None, compare=False)
-    spoils: Spoils = ""
-    lengths: tuple[tuple[int, int], ...] = ()
-    page_size: int = field(default=0, compare=False)
-    wrong_lengths: bool = field(default=False, compare=False)
-
-    @property
-    def setting(self) -> Setting:
-        """What a `Case` says of it beside its sizes and values."""
-        return Setting(
-            self.multiprocessors,
-            self.sections,
-            self.laid_out,
-            self.spoils,
-            self.lengths,
-            self.page_size or PAGE_SIZE,
-            self.wrong_lengths,
-        )
-
-    def problem(self, spec: AttentionSpec) -> Sample:
-        return _spoiled(sample(spec, self.shape, self.seed, self.draw), self.spoils, spec)
-
-    def describe(self, spec: AttentionSpec) -> str:
-        """Sizes and params in words, as `2 x 4 heads over 2, 129 rows, 33 keys, size 43`."""
-        sizes = self.shape.sizes(spec)
-        heads = f"{sizes['batch']} x {sizes['q_heads']} heads over {sizes['kv_heads']}"
-        parts = [heads, f"{sizes['q_len']} rows", f"{sizes['kv_len']} keys"]
-        parts += [f"{name} {sizes[name]}" for name in spec.free_dims]
-        parts += [f"{p.name} {self.params[p.name]}" for p in spec.params if p.name in self.params]
-        parts += ["strides of its own for each array"] if self.apart else []
-        parts += [f"{LAYOUTS[self.laid_out[1]]} of {self.laid_out[0]}"] if self.laid_out else []
-        parts += ["few heads numbered together"] if self.sections else []
-        parts += [SPOILED[self.spoils]] if self.spoils else []
-        parts += ["sequences of " + ", ".join(f"{rows} x {keys}" for rows, keys in self.lengths)] if self.lengths else []
-        parts += [f"pages of {counted(self.page_size, 'row')}"] if self.page_size else []
-        parts += ["lengths outside of the tensors"] if self.wrong_lengths else []
-        parts += [f"{self.draw.scores} scores"] if self.draw.scores != "random" else []
-        parts += [f"a device of {counted(self.multiprocessors, 'multiprocessor')}"] if self.multiprocessors else []
-        return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")
 
 
 class Known:
@@ -132,8 +34,8 @@ class Known:
     @cached_property
     def of_lengths(self) -> dict[tuple[int, int], Known]:
         """The problem with all sequences of one length, by the lengths that they have."""
-        alone = replace(self.trial, lengths=())
-        every = dict.fromkeys(self.trial.lengths)
+        alone = self.trial.having(lengths=())
+        every = dict.fromkeys(self.trial.setting.lengths)
         return {lengths: Known(self.spec, alone, of_lengths(self.spec, self.sample, *lengths)) for lengths in every}
 
     @cached_property
@@ -157,17 +59,17 @@ class Known:
     def poisoned(self) -> Sample:
         """The problem with NaN in Q and K where the mask hides them: they leave no trace in a result. With sequences of several
         lengths, which `stored` arrays end with NaN, as it is."""
-        if self.trial.lengths:
+        if self.trial.setting.lengths:
             return self.sample
         rows, keys = self.hidden
-        return replace(self.sample, q=_with_nan(self.sample.q, rows, self.spec), k=_with_nan(self.sample.k, keys, self.spec))
+        return replace(self.sample, q=with_nan(self.sample.q, rows, self.spec), k=with_nan(self.sample.k, keys, self.spec))
 
     @cached_property
     def poisoned_loss(self) -> Loss:
         """The same of dO. A row without keys may have a sink, which has a gradient."""
         if self.spec.sink is not None:
             return self.loss
-        return replace(self.loss, dout=_with_nan(self.loss.dout, self.hidden[0], self.spec))
+        return replace(self.loss, dout=with_nan(self.loss.dout, self.hidden[0], self.spec))
 
     @cached_property
     def reference(self) -> Reference:
@@ -184,12 +86,12 @@ class Known:
 
     @property
     def loss(self) -> Loss:
-        loss = sample_loss(self.spec, self.sample, self.trial.seed)
-        if self.trial.spoils not in ("dout", "row of dO"):
+        loss, spoils = sample_loss(self.spec, self.sample, self.trial.seed), self.trial.setting.spoils
+        if spoils not in ("dout", "row of dO"):
             return loss
         place: Array = np.zeros(loss.dout.shape, bool)
-        place[:, :, spoiled_row(place.shape[2]), [0, -1] if self.trial.spoils == "dout" else slice(None)] = True
-        return replace(loss, dout=_with_nan(loss.dout, place, self.spec))
+        place[:, :, spoiled_row(place.shape[2]), [0, -1] if spoils == "dout" else slice(None)] = True
+        return replace(loss, dout=with_nan(loss.dout, place, self.spec))
 
     def gradients(self, plan: Plan) -> GradientTruth:
         """The gradients that `plan` computes, and their bounds."""
@@ -212,31 +114,6 @@ class Known:
             _ = known.least_gradients(plan) if plan.wanted else known.least_truth
 
 
-def spoiled_row(length: int) -> int:
-    """The row of Q, K or dO that has NaN in a problem that spoils it."""
-    return length // 2
-
-
-def _spoiled(sample: Sample, spoils: Spoils, spec: AttentionSpec) -> Sample:
-    """`sample` with NaN in Q or K."""
-    if spoils not in ("row of Q", "row of K"):
-        return sample
-    array = sample.q if spoils == "row of Q" else sample.k
-    place: Array = np.zeros(array.shape[:3], bool)
-    place[:, :, spoiled_row(array.shape[2])] = True
-    changed = _with_nan(array, place, spec)
-    return replace(sample, q=changed) if spoils == "row of Q" else replace(sample, k=changed)
-
-
-def _with_nan(array: Array, hidden: Array, spec: AttentionSpec) -> Array:
-    """`array` with NaN in the rows that are `hidden`."""
-    if not hidden.any():
-        return array
-    found = array.copy()
-    found[hidden] = round_to_storage(np.full((), np.nan, np.float32), spec.dtype)
-    return found
-
-
 class Problems:
     """The latest problems of a spec, with their results: the schedules of a check share some, and a search asks again."""
 
@@ -245,7 +122,7 @@ class Problems:
         self._latest: list[Known] = []
 
     def known(self, trial: Trial) -> Known:
-        one = next((known for known in self._latest if known.trial == trial), None)
+        one = next((known for known in self._latest if known.trial.is_same_problem(trial)), None)
         if one is None:
             one = Known(self.spec, trial)
             self._latest = [one, *self._latest[: REMEMBERED - 1]]

@@ -11,6 +11,7 @@ import numpy as np
 from attngen.emit.abi import is_of_pairs
 from attngen.emit.emitter import emit
 from attngen.emit.program import MULTIPROCESSORS, KernelEntry, Tensor, evaluate
+from attngen.inspect.blocks import OF_KEYS, held_by
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, classify_tiles, extents, pairs_in
 from attngen.plan.products import computed_products, counted_products
@@ -18,8 +19,6 @@ from attngen.reference.problems import Sample, Shape
 from attngen.reference.stored import stored_sizes
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES, from_storage
-
-OF_KEYS = ("dk_dv", "dk", "dv")  # kernels of fused backwards whose blocks own keys; those of the others own rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,7 @@ def _visited(plan: Plan, problem: Sample, names: Mapping[str, int | float]) -> C
     inputs = {name: from_storage(array) for name, array in problem.inputs.items()}
     q_len, kv_len = problem.q.shape[2], problem.k.shape[2]
     at = {**names, "b": 0, "h": 0}
-    persistent = plan.schedule.is_warp_specialized
-    keys_of_block, rows_of_block = (plan.own.held_keys, plan.own.held) if persistent else (plan.block_kv, plan.block_q)
+    rows_of_block, keys_of_block = held_by(plan)
 
     def pairs(of_keys: bool, whole: bool = False) -> int:
         if not plan.schedule.is_tiled:

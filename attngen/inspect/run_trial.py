@@ -14,7 +14,8 @@ from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
 from attngen.emit.emitter import emit
 from attngen.inspect.backward import backward_inputs, run_backward, run_sequences
-from attngen.inspect.known import Known, Trial
+from attngen.inspect.known import Known
+from attngen.inspect.trial import Trial
 from attngen.plan.heads_in_l2 import HeadsInL2
 from attngen.reference.compare import Comparison, Wrong, compare
 from attngen.reference.compare_gradients import compare_gradients
@@ -48,14 +49,14 @@ def run_trial(compiled: CompiledAttention | CompiledBackward, known: Known, comp
     """The results of `trial` beside what is known of its problem, once that is `computed`: perhaps for a trial with other
     strides. Raises what running raises."""
     if isinstance(compiled, CompiledBackward):
-        return (_backward_of_sequences if trial.lengths else _backward)(compiled, known, computed, trial)
+        return (_backward_of_sequences if trial.setting.lengths else _backward)(compiled, known, computed, trial)
     return _forward(compiled, known, computed, trial)
 
 
 def _backward(compiled: CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:
     arrays = backward_inputs(compiled.spec, compiled.plan, known.poisoned, known.poisoned_loss, known.reference)
     start = perf_counter()
-    gradients = run_backward(_on_device_of(compiled, trial), arrays, trial.params, trial.apart, trial.laid_out)
+    gradients = run_backward(_on_device_of(compiled, trial), arrays, trial.params, trial.setting.apart, trial.setting.laid_out)
     done = perf_counter() - start
     computed.result()
     each = compare_gradients(gradients, known.least_gradients(compiled.plan))
@@ -71,12 +72,12 @@ def _backward_of_sequences(compiled: CompiledBackward, known: Known, computed: C
     """Gradients of captured tensors, which are sums over all sequences, are computed and not compared."""
     spec, plan = compiled.spec, compiled.plan
     computed.result()
-    knowns = [known.of_lengths[lengths] for lengths in trial.lengths]
+    knowns = [known.of_lengths[lengths] for lengths in trial.setting.lengths]
     given = [backward_inputs(spec, plan, one.sample, one.loss, one.reference) for one in knowns]
     captured = {name: array for name, array in known.sample.inputs.items() if name in given[0]}
     sequences = [{n: array[b] for n, array in one.items() if n not in captured} for b, one in enumerate(given)]
     start = perf_counter()
-    found = run_sequences(_on_device_of(compiled, trial), sequences, captured, trial.params, trial.wrong_lengths)
+    found = run_sequences(_on_device_of(compiled, trial), sequences, captured, trial.params, trial.setting.wrong_lengths)
     done = perf_counter() - start
     compared: list[tuple[str, Comparison]] = []
     for b, (one, gradients) in enumerate(zip(knowns, found, strict=True)):
@@ -100,12 +101,12 @@ def _forward(compiled: CompiledAttention, known: Known, computed: Computed, tria
     results = _call(_on_device_of(compiled, trial), known.poisoned, trial)
     done = perf_counter() - start
     computed.result()
-    if not trial.lengths:
+    if not trial.setting.lengths:
         return _compared(*results, known), done, {}
-    sequences = of_sequences(compiled.spec, [rows for rows, _ in trial.lengths], *results)
+    sequences = of_sequences(compiled.spec, [rows for rows, _ in trial.setting.lengths], *results)
     found = [
         _compared(*result, known.of_lengths[lengths], b)
-        for b, (lengths, result) in enumerate(zip(trial.lengths, sequences, strict=True))
+        for b, (lengths, result) in enumerate(zip(trial.setting.lengths, sequences, strict=True))
     ]
     worst = max(found, key=lambda one: one.excess)
     return replace(worst, wrong=tuple(tensor for one in found for tensor in one.wrong)), done, {}
@@ -123,23 +124,23 @@ def _compared(output: Any, lse: Any, known: Known, b: int | None = None) -> Comp
 def _on_device_of(compiled: C, trial: Trial) -> C:
     """The same kernel on an emulated device with the multiprocessors of `trial`; GPUs have theirs. If few heads are numbered
     together, its launches have another number of them."""
-    if trial.sections:
+    if trial.setting.sections:
         plan = replace(compiled.plan, heads_in_l2=FewHeads(0, 0, 0))
         source = replace(emit(compiled.spec, plan), text=compiled.source.text)
         compiled = replace(compiled, plan=plan, kernel=compiled.device.compile(source))
-    if not trial.multiprocessors or compiled.device.name.startswith("cuda"):
+    if not trial.setting.multiprocessors or compiled.device.name.startswith("cuda"):
         return compiled
     from attngen.device.emulated.device import EmulatedDevice
 
     assert isinstance(compiled.device, EmulatedDevice)
-    return replace(compiled, device=replace(compiled.device, multiprocessors=trial.multiprocessors))
+    return replace(compiled, device=replace(compiled.device, multiprocessors=trial.setting.multiprocessors))
 
 
 def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[Any, Any]:
     """O and lse as numpy storage arrays, wherever the kernel ran: dense, or with `lengths` in the spec's storage."""
-    rows, keys = zip(*trial.lengths, strict=True) if trial.lengths else (None, None)
-    arrays = stored(compiled.spec, problem, rows, keys, trial.page_size or PAGE_SIZE)
-    if trial.wrong_lengths:
+    rows, keys = zip(*trial.setting.lengths, strict=True) if trial.setting.lengths else (None, None)
+    arrays = stored(compiled.spec, problem, rows, keys, trial.setting.page_size or PAGE_SIZE)
+    if trial.setting.wrong_lengths:
         arrays = with_wrong_lengths(compiled.spec, arrays)
     on_gpu = compiled.device.name.startswith("cuda")
     if on_gpu:
@@ -148,10 +149,10 @@ def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[A
         arrays = {name: array if isinstance(array, int) else to_gpu(array) for name, array in arrays.items()}
     else:
         arrays["out"] = _poisoned(arrays["q"], compiled.spec)
-        if trial.apart:
+        if trial.setting.apart:
             arrays |= apart({name: arrays[name] for name in (*QKV, "out", *problem.inputs)})
-        if trial.laid_out:
-            name, layout = trial.laid_out
+        if trial.setting.laid_out:
+            name, layout = trial.setting.laid_out
             arrays[name] = with_layout(arrays[name], layout)
     given: dict[str, Any] = {**arrays, **trial.params}
     result = compiled(**given)
@@ -160,7 +161,7 @@ def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[A
         from attngen.inspect.gpu_memory import from_gpu
 
         output, lse = from_gpu(output), None if lse is None else from_gpu(lse)
-    return (output, lse) if trial.lengths else dense(compiled.spec, problem, output, lse)
+    return (output, lse) if trial.setting.lengths else dense(compiled.spec, problem, output, lse)
 
 
 def _poisoned(q: Any, spec: AttentionSpec) -> Any:

@@ -9,32 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
-from attngen.diagnostics import ArgumentError
 from attngen.inspect.aimed import BEYOND, Aim, aims
 from attngen.inspect.block_work import Case, seconds
-from attngen.inspect.circumstances import (
-    BY_NAME,
-    CLASSES,
-    UNEQUAL,
-    Circumstance,
-    Goal,
-    Scores,
-    wanted_circumstances,
-    wrong_pairs,
-)
-from attngen.inspect.known import Fixed, Known, Problems, Trial
-from attngen.inspect.prepare import check_call
+from attngen.inspect.blocks import tile_of
+from attngen.inspect.circumstances import BY_NAME, wanted_circumstances
+from attngen.inspect.circumstances.row import Circumstance
+from attngen.inspect.circumstances.sizes import UNEQUAL
+from attngen.inspect.circumstances.tiles import CLASSES
+from attngen.inspect.known import Known, Problems
+from attngen.inspect.possible import LONGEST, Possible
+from attngen.inspect.trial import Fixed, Trial
+from attngen.inspect.wrong_bounds import wrong_pairs
 from attngen.plan import Plan
 from attngen.reference.alternatives import MAX_ALTERNATIVES, Alternative, alternatives
-from attngen.reference.free_sizes import with_free_sizes
-from attngen.reference.problems import Draw, Shape
-from attngen.reference.problems import Scores as FarApart
+from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import Const, Name, Type, walk
-
-__all__ = ["Chosen", "Fixed", "Known", "Problems", "Trial", "choose_trials"]
+from attngen.spec.expr import Const, Type, walk
 
 BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that is preferred, and of any
 EDGE_BUDGET = 1.0  # seconds, for a problem that only exercises the edges of tiles
@@ -42,11 +34,6 @@ AIMED_LIMIT = 3.5  # seconds, for a problem that is aimed at a circumstance
 MOST_VARIED = 20  # shapes, of which other params and captured tensors are tried for circumstances
 FEW_KEYS = 9
 OVERHEAD = 0.05  # seconds of any problem, for its reference and its launches
-NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
-STEEP = (64.0, 8.0)  # times Q: maxima then differ from tile to tile, and exponents of scores overflow
-FAR_APART: tuple[FarApart, ...] = get_args(FarApart)
-LONGEST = 4096  # largest constant in a mask or score that lengths are chosen to reach
-AROUND = range(-2, 3)  # distances of lengths from those at which a bound lies at the edge of a tile
 FIXED = "the lengths are fixed: with others, more can happen to a block, which is not checked"
 
 
@@ -77,7 +64,9 @@ def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Probl
 
 # Those that problems of several tiles, heads and batches have; others have problems of their own
 OF_PROBLEMS = {BY_NAME[name] for name in ("unequal_lengths", "batches", "heads", "groups", "ragged_rows", "ragged_keys")}
-OF_PROBLEMS |= {*CLASSES.values()}
+OF_PROBLEMS |= {*CLASSES}
+
+Goal = Alternative | Circumstance
 
 
 def _sentence(goal: Goal) -> str:
@@ -94,11 +83,7 @@ def _by_values(goal: Goal, shape: Shape) -> bool:
 class _Search:
     def __init__(self, spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Problems) -> None:
         self.spec, self.plan, self.fixed, self.problems = spec, plan, fixed, problems
-        naive = not plan.schedule.is_tiled
-        self.tile = (NAIVE_TILE, NAIVE_TILE) if naive else (plan.block_q, plan.block_kv)
-        self.params: dict[str, int | float] = {p.name: p.default for p in spec.params if p.default is not None}
-        self.params |= fixed.params
-        self.has_booleans = any(i.dtype.kind == "bool" for i in spec.inputs)  # drawn by the tile: other problems are shared
+        self.possible, self.tile = Possible(spec, plan, fixed), tile_of(plan)
         changes = alternatives(spec, MAX_ALTERNATIVES + 1)
         beyond = f"parts of the mask and score after the first {MAX_ALTERNATIVES} are not tried"
         self.untried = (beyond,) if len(changes) > MAX_ALTERNATIVES else ()
@@ -109,16 +94,15 @@ class _Search:
         self.dear: dict[Circumstance, Trial] = {}  # by circumstance, the cheapest problem, which takes too long
         self._cases: dict[tuple[Any, ...], tuple[Known, Case]] = {}  # by problem, which it keeps: keys are problems' identities
         self.trials: list[Trial] = []
-        self.refusal: Exception | None = None
 
     # --- shapes
 
     def families(self) -> Iterator[list[Shape]]:
         """Lists of shapes, of each of which the first that is possible and cheap is tried; later ones if something is left."""
-        if self.fixed.q_len is not None or self.fixed.kv_len is not None:
+        if self.fixed.has_lengths:
             q_len, kv_len = self.fixed.q_len, self.fixed.kv_len
             given = [n for n in (q_len, kv_len) if n is not None]
-            yield [self._shape(1, given[0] if q_len is None else q_len, given[0] if kv_len is None else kv_len)]
+            yield [self.possible.shape(1, given[0] if q_len is None else q_len, given[0] if kv_len is None else kv_len)]
             return
         rows, keys = self.tile
         short = -(-max(rows, keys) // keys) * keys + 1
@@ -128,29 +112,20 @@ class _Search:
         else:
             few = FEW_KEYS
             lengths = [(2 * few, short + 2), (short, 2 * few), (short, short + 2)]
-        yield [self._shape(1, *n) for n in lengths]
-        yield [self._shape(1, *n) for n in lengths]
-        yield [self._shape(2, *n) for n in ((rows + 1, few), (few - 2, few), (few, few))]
+        yield [self.possible.shape(1, *n) for n in lengths]
+        yield [self.possible.shape(1, *n) for n in lengths]
+        yield [self.possible.shape(2, *n) for n in ((rows + 1, few), (few - 2, few), (few, few))]
         for c in self._constants():
             beyond = c + BEYOND
             for q_len, kv_len in ((beyond, few), (few, beyond), (beyond, beyond)):
-                yield [self._shape(1, q_len, kv_len)]
+                yield [self.possible.shape(1, q_len, kv_len)]
         yield from ([shape] for shape in self._long())
 
     def _long(self) -> list[Shape]:
         """Shapes of several blocks of rows, of tiles of keys, and of both."""
         rows, keys = self.tile
         length = 4 * max(rows, keys) + 1
-        return [self._shape(1, *lengths) for lengths in ((rows, length), (length, keys), (length, length))]
-
-    def _shape(self, batch: int, q_len: int, kv_len: int) -> Shape:
-        """One head; with several batches, or if it is the only problem, groups of two heads."""
-        fixed = self.fixed
-        alone = batch == 1 and fixed.q_len is None and fixed.kv_len is None
-        heads = fixed.heads or fixed.kv_heads or (1 if alone else 2 * batch)
-        kv_heads = fixed.kv_heads or (heads // 2 if heads % 2 == 0 and fixed.heads is None else heads)
-        batch = batch if fixed.batch is None else fixed.batch
-        return Shape(batch, heads, kv_heads, q_len, kv_len, dict(fixed.free))
+        return [self.possible.shape(1, *lengths) for lengths in ((rows, length), (length, keys), (length, length))]
 
     def _constants(self) -> list[int]:
         """Integers of the mask and score that the lengths tried so far may not reach."""
@@ -167,7 +142,7 @@ class _Search:
             return
         first: Trial | None = None
         for shape in shapes:
-            trial = self._possible(shape)
+            trial = self.possible.of_shape(shape)
             if trial is None:
                 continue
             first = trial
@@ -183,11 +158,9 @@ class _Search:
 
     def take_edges(self) -> None:
         """Adds cheap problems with other params or captured tensors, on which more changes of the plan's bounds are wrong."""
-        if not self.plan.schedule.is_tiled or not self.trials or self.fixed.q_len is not None or self.fixed.kv_len is not None:
+        if not self.plan.schedule.is_tiled or not self.trials or self.fixed.has_lengths:
             return
-        first = self.trials[0]
-        by_values = [*self._by_params(first), *self._by_params_of_longer(), *self._by_integers(first), *self._by_blocks()]
-        others = [*by_values, *self._by_lengths(), *self._by_batches()]
+        others = [*self.possible.at_edges(self.trials[0])]
         seen: set[str] = set()
         for taken in self.trials if others else ():
             seen |= self._wrong_bounds(taken, seen)
@@ -201,7 +174,7 @@ class _Search:
 
     def take_aimed(self) -> None:
         """Adds small problems, each for circumstances that no problem has yet."""
-        if self.fixed.q_len is not None or self.fixed.kv_len is not None:
+        if self.fixed.has_lengths:
             return
         every = [*aims(self.spec, self.plan, self.tile, self._constants())]
         usual = [(aim, trial) for aim in every if (trial := self._aimed_at(aim)) is not None]
@@ -241,51 +214,27 @@ class _Search:
         """The problem of an aim with the usual params and values; None if its call is refused."""
         fixed, shape = self.fixed, aim.shape
         batch = shape.batch if fixed.batch is None else fixed.batch
-        if aim.lengths and batch != shape.batch:
+        if aim.setting.lengths and batch != shape.batch:
             return None
         kv_heads = fixed.kv_heads or fixed.heads or shape.kv_heads
         heads = fixed.heads or kv_heads * (shape.q_heads // shape.kv_heads)
-        usual = self._possible(Shape(batch, heads, kv_heads, shape.q_len, shape.kv_len, dict(fixed.free)))
+        usual = self.possible.of_shape(Shape(batch, heads, kv_heads, shape.q_len, shape.kv_len, dict(fixed.free)))
         if usual is None:
             return None
-        sections = aim.sections or usual.sections
-        return replace(
-            usual,
-            draw=replace(usual.draw, blocks=aim.blocks, broadcast=aim.broadcast, spoils_sinks=aim.spoils_sinks),
-            multiprocessors=aim.multiprocessors,
-            sections=sections,
-            laid_out=aim.laid_out,
-            spoils=aim.spoils,
-            lengths=aim.lengths,
-            page_size=aim.page_size,
-            wrong_lengths=aim.wrong_lengths,
-        )
+        draw = replace(aim.setting.draw, tile=usual.setting.draw.tile)
+        return replace(usual, setting=aim.setting).having(draw=draw, sections=aim.setting.sections or usual.setting.sections)
 
     def _take_steep(self, usual: Trial) -> None:
-        for scores, draw in self._steep_draws(usual.draw):
+        for scores, trial in self.possible.steep(usual):
             wanted = [goal for goal in self.aimed if goal.scores == scores]
-            trial = replace(usual, draw=draw)
             if wanted and any(goal.occurs(self._case(trial)) for goal in wanted):
                 self._take_cheap(trial)
 
-    def _steep_draws(self, usual: Draw) -> Iterator[tuple[Scores, Draw]]:
-        for magnitude in STEEP:
-            yield "steep", replace(usual, magnitude=magnitude, integers="two documents")
-            yield "steep", replace(usual, magnitude=magnitude, integers="one document")
-        for scores in FAR_APART:
-            yield scores, replace(usual, integers="one document", scores=scores)
-
     def _take_varied(self, usual: Trial) -> None:
-        for variants in (self._by_params, self._by_extremes, self._by_integers):
+        for variants in (self.possible.by_params, self.possible.by_extremes, self.possible.by_integers):
             for one in variants(usual):
-                if any(goal.by_values for goal in self.aimed) and (possible := self._with_sizes(one)) is not None:
+                if any(goal.by_values for goal in self.aimed) and (possible := self.possible.with_sizes(one)) is not None:
                     self._take_cheap(possible)
-
-    def _by_extremes(self, trial: Trial) -> Iterator[Trial]:
-        if any(i.dtype.kind != "float" for i in self.spec.inputs):
-            yield replace(trial, draw=replace(trial.draw, integers="least", hides_rows=True))
-            yield replace(trial, draw=replace(trial.draw, integers="largest", hides_rows=True))
-            yield replace(trial, draw=replace(trial.draw, integers="beyond", hides_rows=True))
 
     def _add(self, trial: Trial) -> None:
         self.trials.append(trial)
@@ -295,42 +244,16 @@ class _Search:
             self.dear.pop(one, None)
 
     def _occurring(self, case: Case, trial: Trial) -> list[Circumstance]:
-        scores = trial.draw.scores if trial.draw.scores != "random" else "steep" if trial.draw.magnitude != 1 else None
+        draw = trial.setting.draw
+        scores = draw.scores if draw.scores != "random" else "steep" if draw.magnitude != 1 else None
         return [one for one in self.aimed if one.scores in (None, scores) and one.occurs(case)]
 
     def _case(self, trial: Trial) -> Case:
         known = self.problems.known(trial)
-        key = (id(known), *trial.setting)
+        key = (id(known), trial.setting)
         if key not in self._cases:
-            sizes = trial.shape.sizes(self.spec)
-            case = Case(self.spec, self.plan, self.tile, sizes, trial.params, known.sample, *trial.setting)
-            self._cases[key] = (known, case)
+            self._cases[key] = (known, Case(self.spec, self.plan, trial, known.sample))
         return self._cases[key][1]
-
-    def _by_lengths(self) -> Iterator[Trial]:
-        """Problems whose bounds of tiles lie at the edges of tiles: one length exceeds the other by about a tile, if the mask
-        reads lengths; and the last row is about a number of tiles from a constant of the mask."""
-        nodes = [] if self.spec.mask is None else [*walk(self.spec.mask)]
-        rows, keys = self.tile
-        lengths = []
-        if {"q_len", "kv_len"} & {node.name for node in nodes if isinstance(node, Name)}:
-            least = rows + 1
-            lengths += [pair for n in AROUND for pair in ((least, least + keys + n), (least + keys + n, least))]
-        for constant in {abs(int(node.value)) for node in nodes if isinstance(node, Const) and node.type is Type.INT}:
-            least = max(rows, min(constant, LONGEST)) + 2
-            lengths += [(least + (constant + n - least) % keys,) * 2 for n in AROUND]
-        for one in dict.fromkeys(lengths):
-            if (trial := self._possible(self._shape(1, *one))) is not None:
-                yield trial
-
-    def _by_batches(self) -> Iterator[Trial]:
-        """Two batches whose captured integers differ, so that a tile is visited in one of them alone."""
-        if all(i.dtype.kind != "int" or "batch" not in i.dims for i in self.spec.inputs):
-            return
-        rows, keys = self.tile
-        if (usual := self._possible(self._shape(2, rows + 1, 2 * keys + 1))) is not None:
-            for integers in ("least", "largest", "beyond"):
-                yield replace(usual, draw=replace(usual.draw, integers=integers))
 
     def _wrong_bounds(self, trial: Trial, seen: set[str]) -> set[str]:
         """The changes of the plan's bounds, other than those in `seen`, with which the problem has a result that a check
@@ -347,24 +270,10 @@ class _Search:
     def _seconds(self, trial: Trial) -> float:
         return seconds(self._case(trial))
 
-    def _possible(self, shape: Shape) -> Trial | None:
-        """A problem of that shape; None if every call of it is refused."""
-        for params in (self.params, *self._other_params(shape)):
-            try:
-                sized = with_free_sizes(self.spec, shape, params)
-                check_call(self.spec, sized, params)
-            except ArgumentError as error:  # and ObligationError
-                self.refusal = self.refusal or error
-                continue
-            draw = Draw(tile=self.tile if self.has_booleans else None)
-            sections = self.plan.heads_in_l2 is not None and sized.batch > 1
-            return Trial(sized, params, self.fixed.seed, draw, sections=sections)
-        return None
-
     def _varied(self, trial: Trial) -> tuple[Trial, set[Goal]]:
         """`trial` with the params, values of captured tensors and magnitude that exercise most of what is left."""
         best, hit = trial, self._hits(trial, {*self.left})
-        for variants in (self._by_params, self._by_integers, self._by_magnitude, self._by_seed):
+        for variants in (self.possible.by_params, self.possible.by_integers, self._by_magnitude, self.possible.by_seed):
             for one in variants(best):
                 missing = {goal for goal in self.left if goal not in hit and _by_values(goal, best.shape)}
                 if not missing:
@@ -379,78 +288,12 @@ class _Search:
 
     def _possible_with(self, trial: Trial) -> Trial | None:
         """`trial` with free sizes for its params, if its call is not refused and within the limit."""
-        one = self._with_sizes(trial)
+        one = self.possible.with_sizes(trial)
         return one if one is not None and self._seconds(one) <= LIMIT else None
-
-    def _with_sizes(self, trial: Trial) -> Trial | None:
-        """`trial` with free sizes for its params, if its call is not refused."""
-        shape = with_free_sizes(self.spec, replace(trial.shape, free=dict(self.fixed.free)), trial.params)
-        one = replace(trial, shape=shape)
-        return one if self._is_call(one) else None
-
-    def _is_call(self, trial: Trial) -> bool:
-        try:
-            check_call(self.spec, trial.shape, trial.params)
-        except ArgumentError:  # and ObligationError
-            return False
-        return True
-
-    def _by_params(self, trial: Trial) -> Iterator[Trial]:
-        for params in self._other_params(trial.shape):
-            yield replace(trial, params=params)
-
-    def _by_params_of_longer(self) -> Iterator[Trial]:
-        """The same with several blocks of rows and tiles of keys, so that a window begins and ends anywhere in a tile."""
-        longer = 3 * max(self.tile) + 1
-        if (usual := self._possible(self._shape(1, longer, longer))) is not None:
-            yield from self._by_params(usual)
-
-    def _other_params(self, shape: Shape) -> Iterator[dict[str, int | float]]:
-        """Values near parts of the lengths for integers, fractions and multiples of the default for floats."""
-        open_params = [p for p in self.spec.params if p.name not in self.fixed.params and p.default is not None]
-        length, (_, keys) = max(shape.q_len, shape.kv_len), self.tile
-        integers = (length // 3, keys + 2, keys, max(length - 1, 1), 3, 2, 1)
-        factors = (0.5, 0.125, 8.0)
-        for i in range(len(integers) if open_params else 0):
-            chosen: dict[str, int | float] = {}
-            for position, p in enumerate(open_params):
-                assert p.default is not None
-                if p.type is Type.INT:
-                    chosen[p.name] = integers[(i + position) % len(integers)]
-                else:
-                    chosen[p.name] = (p.default or 1.0) * factors[(i + position) % len(factors)]
-            yield {**self.params, **chosen}
-
-    def _by_integers(self, trial: Trial) -> Iterator[Trial]:
-        if any(i.dtype.kind == "int" for i in self.spec.inputs):
-            for step in range(4):
-                for integers in ("two documents", "positions"):
-                    yield replace(trial, seed=self.fixed.seed + step, draw=replace(trial.draw, integers=integers))
-
-    def _by_blocks(self) -> Iterator[Trial]:
-        """Documents that end where tiles end, and others."""
-        if not self.plan.bounds.per_tile or all(i.dtype.kind != "int" for i in self.spec.inputs):
-            return
-        (rows, keys), length = self.tile, 2 * max(self.tile)
-        if (usual := self._possible(self._shape(1, length, length))) is None:
-            return
-        for blocks in (
-            (keys, 0),
-            (rows, 0),
-            (rows, keys),
-        ):
-            for sign in (1, -1):
-                yield replace(usual, draw=replace(usual.draw, blocks=(sign * blocks[0], blocks[1])))
 
     def _by_magnitude(self, trial: Trial) -> Iterator[Trial]:
         if any(isinstance(goal, Alternative) and goal.keyword != "mask" for goal in self.left):
-            for magnitude in (8.0, 64.0):
-                yield replace(trial, draw=replace(trial.draw, magnitude=magnitude))
-
-    def _by_seed(self, trial: Trial) -> Iterator[Trial]:
-        if self.spec.inputs:
-            for step in range(1, 5):
-                yield replace(trial, seed=self.fixed.seed + step)
+            yield from self.possible.by_magnitude(trial)
 
     def _hits(self, trial: Trial, goals: set[Goal]) -> set[Goal]:
         """Those of `goals` that the problem exercises."""
@@ -470,18 +313,20 @@ class _Search:
         if isinstance(goal, Alternative) or (goal is not UNEQUAL and not goal.by_values):
             return True
         if goal is UNEQUAL:
-            return any(self._possible(self._shape(1, *lengths)) is not None for lengths in ((5, 9), (9, 5)))
-        possible = [trial for trial in map(self._possible, self._long()) if trial is not None]
-        every = [one for trial in possible for one in (trial, *self._by_params(trial), *self._by_integers(trial))]
-        return any(self._hits(one, {goal}) for one in every if self._is_call(one))
+            return any(self.possible.of_shape(self.possible.shape(1, *lengths)) is not None for lengths in ((5, 9), (9, 5)))
+        possible = [trial for trial in map(self.possible.of_shape, self._long()) if trial is not None]
+        every = [
+            one for trial in possible for one in (trial, *self.possible.by_params(trial), *self.possible.by_integers(trial))
+        ]
+        return any(self._hits(one, {goal}) for one in every if self.possible.is_call(one))
 
     def chosen(self) -> Chosen:
-        if self.refusal is not None and all(0 in trial.shape.sizes(self.spec).values() for trial in self.trials):
-            raise self.refusal  # every problem that has pairs was refused
+        if self.possible.refusal is not None and all(0 in trial.shape.sizes(self.spec).values() for trial in self.trials):
+            raise self.possible.refusal  # every problem that has pairs was refused
         missed = [_sentence(goal) for goal in (*self.left,) if self._is_possible(goal)]
         first, *others = self.trials
-        trials = (first, *(replace(one, apart=True) for one in others))
-        if self.fixed.q_len is not None or self.fixed.kv_len is not None:
+        trials = (first, *(one.having(apart=True) for one in others))
+        if self.fixed.has_lengths:
             return Chosen(trials, (*missed, *([FIXED] if self.aimed else []), *self.untried))
         dear = [f"{_sentence(one)}; {self._why_dear(trial)}" for one, trial in self.dear.items() if one in self.aimed]
         without = [one for one in self.left if isinstance(one, Circumstance) and _sentence(one) not in missed]

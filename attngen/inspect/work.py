@@ -17,7 +17,6 @@ from attngen.plan.products import operations_of_a_pair
 from attngen.reference.definition import Problem, allowed_rows
 from attngen.reference.problems import Sample
 from attngen.schedules.parts.mma import operands
-from attngen.schedules.tiled.plan import BLOCK_DV
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 
@@ -75,32 +74,21 @@ def check_countable(plan: Plan, problem: Sample) -> None:
 
 
 def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: Array | None) -> Traffic:
-    """The closed formula of each schedule; `kinds` are those of `tile_kinds`. For a pair of a row and a key,
-
-    naive reads a row of Q and a row of K, writes the score, reads and writes it in each pass of the normalization, and reads it
-    and an element of V for each dimension of O;
-    tiled does the same for whole tiles: it reads rows of Q and K for each visited tile, writes and reads scores by tile, and
-    reads P again for every BLOCK_DV dimensions of O;
-    fused, wgmma and hopper read Q once, and K and V of each visited tile, and no scores; decode the same, K and V for all query
-    heads that share them.
+    """The closed formula; `kinds` are those of `tile_kinds`. Fused schedules read Q once, and K and V of each visited tile, and
+    no scores; those that pack heads read K and V for all query heads that share them. Others read, for each visited pair of a
+    row and a key, a row of Q and of K, or for a tile its rows; they write the score, read and write it in each pass of the
+    normalization, and read it again for the columns of O that each block computes.
     """
     e, d, dv = spec.dtype.bytes, spec.head_dim, spec.head_dim_v
-    passes, rewritten = _passes(spec, plan)
     output = {"O": q_len * dv * e}
-    if kinds is None:
-        pairs = q_len * kv_len
-        scores = SCORE_BYTES * pairs
-        read = {"Q": pairs * d * e, "K": pairs * d * e, "V": pairs * dv * e, "S": scores * (passes + dv)}
-        return Traffic(read, {"S": scores * (1 + rewritten), **output})
-    visited = kinds != EMPTY
-    keys = extents(kv_len, plan.block_kv)[: visited.shape[1]]
-    tile_keys = int(visited.sum(0) @ keys)
-    read = {"K": tile_keys * d * e, "V": tile_keys * dv * e}
+    visited = None if kinds is None else kinds != EMPTY
+    keys = q_len * kv_len if visited is None else int(visited.sum(0) @ extents(kv_len, plan.block_kv)[: visited.shape[1]])
+    read = {"K": keys * d * e, "V": keys * dv * e}
     if plan.schedule.is_fused:
         return Traffic({"Q": q_len * d * e, **read}, output)
-    tile_rows = int(extents(q_len, plan.block_q)[: visited.shape[0]] @ visited.sum(1))
-    scores = SCORE_BYTES * tile_rows * plan.block_kv
-    read |= {"Q": tile_rows * d * e, "S": scores * (passes + -(-dv // BLOCK_DV))}
+    rows = keys if visited is None else int(extents(q_len, plan.block_q)[: visited.shape[0]] @ visited.sum(1))
+    scores, (passes, rewritten) = SCORE_BYTES * rows * (1 if visited is None else plan.block_kv), _passes(spec, plan)
+    read |= {"Q": rows * d * e, "S": scores * (passes + -(-dv // plan.schedule.output_columns))}
     return Traffic(read, {"S": scores * (1 + rewritten), **output})
 
 

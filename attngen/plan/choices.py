@@ -7,6 +7,7 @@ from dataclasses import field, fields
 from typing import Any
 
 from attngen.plan.facts import SpecFacts
+from attngen.plan.own import Own
 from attngen.plan.plan import Decision
 
 Words = tuple[str, str]  # a value in words, and the reason for it
@@ -18,7 +19,7 @@ def choice(title: str, words: Mapping[Any, Words] | Callable[[Any, SpecFacts], W
     return field(metadata={"title": title, "words": words}, **more)
 
 
-def decided(own: Any, facts: SpecFacts, *names: str) -> Iterator[Decision]:
+def decided(own: Own, facts: SpecFacts, *names: str) -> Iterator[Decision]:
     """The decisions of a schedule's own plan: of the fields `names`, in this order, or of all."""
     declared = {f.name: f.metadata for f in fields(own) if f.metadata}
     for name in names or declared:

@@ -15,6 +15,7 @@ from attngen.plan.captured_sums import TermSum
 from attngen.plan.facts import SpecFacts
 from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.mask_bounds import MaskBounds
+from attngen.plan.own import NONE, Own
 from attngen.plan.problem import Problem
 from attngen.plan.register_table import Measured
 from attngen.plan.shared_memory import Layout, SharedBuffer, layouts
@@ -128,13 +129,16 @@ class Schedule:
     # pages and traces
     loops: Callable[[AttentionSpec, Plan], Any]  # the loop nest of each kernel, by the kernel's suffix (`emit/loops.py`)
     layouts: Callable[[AttentionSpec, Plan], tuple[Layout, ...]] = lambda spec, plan: layouts(plan.buffers)  # for its tiles
-    timeline: Callable[[Plan, str], Any]  # a schematic of its pipeline (`schedules/timeline.py`)
     # properties that shared code branches on
     is_tiled: bool = True  # tiles of the mask are classified
+    output_columns: int = 0  # of O that a block computes of the weights that it reads; 0: all
     is_fused: bool = True  # scores and weights stay on the chip, one tile at a time
     on_tensor_cores: bool = False
     by_tma: bool = False  # TMA copies the tiles, which then lie swizzled in shared memory
     is_warp_specialized: bool = False  # persistent blocks with a producer and consumers
+    listed_tiles: int = 0  # that a producer keeps in a list; 0: it has none
+    # of the emulated device, on one core of 2024: for a pair of a row and a key, and each element of their Q, K and V
+    emulated_ns: float
     packs_heads: bool = False  # the rows of all query heads of a key/value head are in one tile
 
     @property
@@ -184,18 +188,16 @@ class Plan:
     bounds: MaskBounds
     decisions: tuple[Decision, ...]
     buffers: tuple[SharedBuffer, ...] = ()
-    own: Any = None  # the schedule's own choices: a frozen value of its package, None if it has none
+    own: Own = NONE  # the schedule's own choices: a frozen value of its package
     blocks: int = 0  # per SM, for the launch bounds; 0: not stated
     least_shared: int = 0  # bytes of shared memory that a block takes if it needs fewer, so that an SM has no more blocks
     heads_in_l2: HeadsInL2 | None = None  # how work tiles are numbered; None: the grid has a dimension per head
     consumer_rows: int = 0  # rows of a consumer that has a tile range of its own; 0: all rows of a block share their tiles
     staged: Staged = NOTHING  # elements of captured tensors that are not read pair by pair
     affine: AffineScore | None = None  # the score's term that is added once for a row and tile; None: with each pair's score
-    saves_lse: bool = False  # for the backward, as exact as weights in 16 bits need: no choice is made for it
     term_sums: tuple[TermSum, ...] = ()  # backward only: what pairs add to the gradients of captured tensors
-    saves_lse_rest: bool = False  # what lse lacks as one fp32 number (`attngen.plan.saved`)
     row_bounds: MaskBounds | None = None  # for blocks of keys, see `Schedule.visits_rows`
-    saved: tuple[str, ...] = ()  # results of the forward that a backward reads, by the names of arguments: "out", "lse", ...
+    saved: tuple[str, ...] = ()  # results that a backward reads: "out", "lse", "lse_rest"; those that a forward writes for it
     rotated: tuple[str, ...] = ()  # tensors whose rows a kernel before the others rotates, into workspaces that those read
     workspaces: tuple[str, ...] = ()  # arrays of fp32 numbers, by name; the context has their axes
     written_pairs: tuple[str, ...] = ()  # captured tensors with one element for each pair, whose gradients are dS
@@ -206,9 +208,16 @@ class Plan:
         return f"<Plan {self.title} on {self.arch.name}{tile}, {self.warps} warps>"
 
     @property
+    def numbers_of_rows(self) -> tuple[str, ...]:
+        """What a forward writes beside O: lse, as the spec's output or for the backward, as exact as weights in 16 bits need;
+        lse_rest, what it lacks as one fp32 number (`attngen.plan.saved`)."""
+        if self.direction == "backward":
+            return ()
+        return tuple(n for n in ("lse", "lse_rest") if n in self.saved or (n == "lse" and self.facts.spec.lse))
+
+    @property
     def writes_lse(self) -> bool:
-        """Whether the kernels write lse: as the spec's output, or for the backward."""
-        return self.direction == "forward" and (self.facts.spec.lse or self.saves_lse)
+        return "lse" in self.numbers_of_rows
 
     @property
     def direction(self) -> Direction:
@@ -247,7 +256,7 @@ class Plan:
     @property
     def q_place(self) -> QPlace | None:
         """Where the fragments of Q stay; None if the schedule has no choice."""
-        held = getattr(self.own, "q_in_registers", None)
+        held = self.own.q_in_registers
         return None if held is None else "registers" if held else "shared"
 
     @property

@@ -10,6 +10,7 @@ from attngen.plan.arch import Arch
 from attngen.plan.decisions import WHY_ROTATED
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
+from attngen.plan.own import NONE, Own
 from attngen.plan.plan import Decision, Plan, Schedule, origin_of, refusal
 from attngen.plan.room import PLENTY, Room
 from attngen.plan.shared_memory import SharedBuffer, lay_out
@@ -92,7 +93,7 @@ def planned(
     tile: Tile,
     decisions: Sequence[Decision],
     buffers: Sequence[SharedBuffer] = (),
-    own: object = None,
+    own: Own = NONE,
     **more: Any,
 ) -> Plan:
     """The plan of a tile; `own` and `more` are fields of `Plan`, `buffers` are laid out one after another.

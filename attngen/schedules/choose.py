@@ -94,13 +94,13 @@ def choose(
 @remembered
 def _saving_lse(plan: Plan) -> Plan:
     """`plan` with an lse for the backward. One that is the spec's output is exact instead, at the cost of the fast softmax."""
-    spec, decisions = plan.facts.spec, plan.decisions
+    spec, because = plan.facts.spec, {}
     if not spec.lse:
-        because = "of the sums that divide O, in which weights may be rounded: the backward rounds them too"
-        plan, decisions = replace(plan, saves_lse=True), (*decisions, Decision("lse", "saved", because))
+        because["lse"] = "of the sums that divide O, in which weights may be rounded: the backward rounds them too"
     if plan.schedule.is_fused and needs_lse_rest(spec):
-        plan, decisions = replace(plan, saves_lse_rest=True), (*decisions, Decision("lse_rest", "saved", WHY_LSE_REST))
-    return replace(plan, decisions=decisions)
+        because["lse_rest"] = WHY_LSE_REST
+    decisions = (Decision(name, "saved", why) for name, why in because.items())
+    return replace(plan, saved=tuple(because), decisions=(*plan.decisions, *decisions))
 
 
 def _gradients(spec: AttentionSpec, direction: Direction | None, wanted: Iterable[str] | None) -> tuple[str, ...]:

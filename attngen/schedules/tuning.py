@@ -62,10 +62,9 @@ def tuned_plan(plan: Plan, kernel: KernelRequest, decision: Decision) -> Plan:
 
     `plan` itself if they do not fit: another version of attngen found them.
     """
-    saves = plan.saves_lse or plan.saves_lse_rest
     said = {"direction": plan.direction, "wanted": plan.wanted, "deterministic": plan.facts.deterministic}
     try:
-        found = choose(plan.facts.spec, plan.arch, kernel, None, saves, **said)  # type: ignore[arg-type]
+        found = choose(plan.facts.spec, plan.arch, kernel, None, bool(plan.saved), **said)  # type: ignore[arg-type]
     except PlanRefusal:
         return plan
     return replace(found, decisions=(decision, *stated_by(found.decisions, "tuned")))

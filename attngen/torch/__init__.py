@@ -16,7 +16,7 @@ from attngen.optional import required
 with required("torch", "attngen.torch", "'attngen[torch]'"):
     import torch
 
-if torch.torch_version.TorchVersion(torch.__version__) < (2, 10):
+if torch.torch_version.TorchVersion(torch.__version__) < "2.10":
     raise ImportError(f"attngen.torch requires torch 2.10 or later; this is torch {torch.__version__}")
 
 from torch.nn.attention.flex_attention import (

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, check_one_device
 from attngen.device.binding import Bound, bind, sizes_of
@@ -38,7 +39,6 @@ from attngen.torch.layout import check_tensors
 from attngen.torch.operator import LIBRARY, operator
 from attngen.torch.runtime import Emulated, OnGpu
 
-Tensor = Any
 Pair = tuple[Tensor, Tensor]
 
 SCHEMA = (
@@ -82,7 +82,7 @@ class CompiledAppend:
 
 
 @lru_cache(maxsize=256)
-def _runtime(append: Append, device: Any) -> Emulated | OnGpu:
+def _runtime(append: Append, device: torch.device) -> Emulated | OnGpu:
     on_gpu = device.type == "cuda"
     place = device_by_name(f"cuda:{device.index or 0}" if on_gpu else "emulated")
     compiled = CompiledAppend(DeferredKernel(place, append_program(append, place.arch)), place)
@@ -154,9 +154,8 @@ def appended(
     if tables is None:
         return _operator(q, k, v, k_cache, v_cache, lengths, page_table, None, None, False, "new rows")[0], q
     _check_tables(tables, turn.names, q)
-    tables = tuple(t if t.stride(1) == 1 else t.contiguous() for t in tables)
-    result: Pair = _operator(q, k, v, k_cache, v_cache, lengths, page_table, *tables, turn.interleaved, turn.q_at)
-    return result
+    cosines, sines = (t if t.stride(1) == 1 else t.contiguous() for t in tables)
+    return _operator(q, k, v, k_cache, v_cache, lengths, page_table, cosines, sines, turn.interleaved, turn.q_at)
 
 
 def _check_tables(tables: tuple[Tensor, Tensor], names: tuple[str, str], q: Tensor) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentTypeError
 from attngen.device.params import check_params, declared_params, input_names, named_arguments, number_names, without_seed
@@ -14,7 +15,6 @@ from attngen.spec.dropout import RNG_STATE
 from attngen.spec.expr import Type
 from attngen.torch.dropout import generator_state
 
-Tensor = Any
 Lists = tuple[Any, ...]  # (inputs, ints, floats) without trailing empty lists; None for any other empty list
 
 
@@ -53,13 +53,13 @@ class NamedArguments:
     def unchecked(
         self, named: Mapping[str, Any], captured: Mapping[str, Tensor]
     ) -> tuple[list[Tensor], tuple[Any, ...] | None]:
-        """(inputs, params) for `EagerCalls`; params is None if it cannot be part of a key."""
+        """(inputs, params) for a `Front`; params is None if it cannot be part of a key."""
         if not named and not self.inputs:
             return [], ()
         if named.keys() == self._input_names:
             return [named[name] for name in self.inputs], ()
         params = tuple((name, type(value), value) for name, value in named.items() if name not in self._input_names)
-        inputs = [named[name] if name in named else captured.get(name) for name in self.inputs]
+        inputs: list[Any] = [named[name] if name in named else captured.get(name) for name in self.inputs]
         return inputs, params if all(kind in (int, float) for _, kind, _ in params) else None
 
     def lists(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> Lists:

@@ -44,7 +44,7 @@ class Lazy:
     is computed by `shape` holds for the traced shape alone."""
 
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: torch.dtype
     at: Callable[[Indices], Expr]
     sizes: Indices = ()
 
@@ -58,7 +58,7 @@ class Lazy:
         return [self.at(tuple(map(constant, i))) for i in itertools.product(*map(range, self.shape))]
 
 
-def lazy(shape: Sequence[int], dtype: Any, at: Callable[[Indices], Expr]) -> Lazy:
+def lazy(shape: Sequence[int], dtype: torch.dtype, at: Callable[[Indices], Expr]) -> Lazy:
     """A tensor whose elements are computed once each."""
     known: dict[Indices, Expr] = {}
 
@@ -71,7 +71,7 @@ def lazy(shape: Sequence[int], dtype: Any, at: Callable[[Indices], Expr]) -> Laz
     return Lazy(shape, dtype, remembered, tuple(map(constant, shape)))
 
 
-def type_of(dtype: Any) -> Type:
+def type_of(dtype: torch.dtype) -> Type:
     return Type.BOOL if dtype is torch.bool else Type.FLOAT if dtype.is_floating_point else Type.INT
 
 
@@ -181,7 +181,7 @@ class Call:
 
     name: str
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: torch.dtype
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     context: Context

@@ -12,18 +12,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
-from torch.autograd.function import _SingleLevelFunction
+from torch import Tensor
 
 from attngen.spec.gradient import GradientError
 from attngen.torch import backward, operator
 from attngen.torch.backward import Backward, backward_operator, is_deterministic, saved_by
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.operator import LIBRARY, Floats, Full, Ints, Pair, Saved, Tensors, attention_operator, full_operator
+from attngen.torch.private import (
+    BelowAutograd,
+    SingleLevelFunction,
+    set_forward_gradients,
+    single_level_functions,
+    transforms_active,
+)
 from attngen.torch.runtime import input_names, parsed, refuse_tangents
 
-Tensor = Any
 NO_SECOND_DERIVATIVE = (
     'no kernel computes the second derivative of attention; mode="math" computes any attention by torch\'s own operations, '
     "differentiable any number of times, and so does a compiled spec's math()"
@@ -31,9 +35,9 @@ NO_SECOND_DERIVATIVE = (
 
 
 def _applied(function: Any, *arguments: Any) -> Any:
-    if not torch._C._are_functorch_transforms_active():
+    if not transforms_active():
         return function.apply(*arguments)
-    with enable_single_level_autograd_function():
+    with single_level_functions():
         return function.apply(*arguments)
 
 
@@ -41,11 +45,11 @@ def _applied(function: Any, *arguments: Any) -> Any:
 def _below_autograd() -> Iterator[None]:
     """Operators called here pass this level of autograd. Those of torch.func further out see every derivative: a function's
     forward has turned them off for all levels."""
-    with torch._C._AutoDispatchBelowAutograd():
-        if not torch._C._are_functorch_transforms_active():
+    with BelowAutograd():
+        if not transforms_active():
             yield
             return
-        with torch.enable_grad(), _set_fwd_grad_enabled(True):
+        with torch.enable_grad(), set_forward_gradients(True):
             yield
 
 
@@ -58,16 +62,10 @@ def _is_direct(tensors: Sequence[Tensor]) -> bool:
     return not is_observed() and are_plain(tensors) and tensors[0].device.type in ("cuda", "cpu")
 
 
-class _Function(_SingleLevelFunction):  # type: ignore[misc]
-    """A function of a single level of torch.func, which compiled autograd can trace as any torch.autograd.Function."""
-
-    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
-
-
 NO_GRADIENTS = (None,) * 6  # for the arguments of `_Attention` that are no tensors
 
 
-class _Attention(_Function):
+class _Attention(SingleLevelFunction):
     """The arguments of `attention.full`, the tensors last."""
 
     @staticmethod
@@ -94,7 +92,7 @@ class _Attention(_Function):
         ctx.set_materialize_grads(False)
         ctx.said = spec, tuple(ints), tuple(floats), wanted, deterministic
         ctx.needed = needed
-        ctx.is_transformed = torch._C._are_functorch_transforms_active()
+        ctx.is_transformed = transforms_active()
         if not saves:
             lse_rest = lse.new_empty((0,))
             lse = lse if parsed(spec).lse else lse.new_empty((0,))
@@ -128,8 +126,7 @@ def _full(*arguments: Any) -> Saved:
     if _is_direct(Full(*arguments).tensors):
         return operator.run_full(*arguments)
     with _below_autograd():
-        result: Saved = full_operator(*arguments)
-    return result
+        return full_operator(*arguments)
 
 
 def _attention(
@@ -152,8 +149,7 @@ def _attention(
     if _is_direct(tensors):
         return operator.run(q, k, v, spec, inputs, ints, floats, None, copies)
     with _below_autograd():
-        result: Pair = attention_operator(q, k, v, spec, inputs, ints, floats, None, copies)
-    return result
+        return attention_operator(q, k, v, spec, inputs, ints, floats, None, copies)
 
 
 def _attention_full(*arguments: Any) -> Saved:
@@ -162,12 +158,11 @@ def _attention_full(*arguments: Any) -> Saved:
     if _needs_gradients(call.tensors):
         deterministic = is_deterministic(call.deterministic)
         others = (call.spec, call.ints, call.floats, call.saves, deterministic, call.copies)
-        result: Saved = _applied(_Attention, *others, *call.tensors)
-        return result
+        return _applied(_Attention, *others, *call.tensors)
     return _full(*call)
 
 
-class _Gradients(_Function):
+class _Gradients(SingleLevelFunction):
     """`compute`(tensors) where somebody may ask for its derivative."""
 
     @staticmethod
@@ -196,8 +191,7 @@ def _gradients(arguments: Sequence[Any], tensors: Sequence[Tensor]) -> list[Tens
     if _is_direct(tensors):
         return backward.run(*arguments)
     with _below_autograd():
-        result: list[Tensor] = backward_operator(*arguments)
-    return result
+        return backward_operator(*arguments)
 
 
 LIBRARY.impl("attention", _attention, "Autograd")

@@ -18,14 +18,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.gradient import gradient_argument
 from attngen.torch.copies import empty_as, in_place
 from attngen.torch.operator import lse_shape, operator, runs_on
 from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, backward_runtime, input_names, parsed, runtime, signature
-
-Tensor = Any
 
 SCHEMA = (
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, "
@@ -38,7 +37,7 @@ def is_deterministic(said: bool | None) -> bool:
     return DETERMINISTIC or torch.are_deterministic_algorithms_enabled() if said is None else said
 
 
-def saved_by(spec: str, device: Any, wanted: Sequence[str], deterministic: bool) -> tuple[str, ...]:
+def saved_by(spec: str, device: torch.device, wanted: Sequence[str], deterministic: bool) -> tuple[str, ...]:
     """The results of the forward that the gradients `wanted` are computed from. Raises GradientError, PlanRefusal."""
     place = runs_on(device)
     plans = [
@@ -67,11 +66,11 @@ class Backward(NamedTuple):
     deterministic: bool | None
 
     @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
+    def tensors(self) -> tuple[Any, ...]:
         """All tensors, from `FIRST_INPUT` on those that have gradients."""
         return self.dout, self.dlse, self.out, self.lse, self.lse_rest, self.q, self.k, self.v, *self.inputs
 
-    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Backward:
+    def with_tensors(self, tensors: Sequence[Any]) -> Backward:
         """The same call of other tensors, in the order of `tensors`."""
         dout, dlse, out, lse, lse_rest, q, k, v, *inputs = tensors
         return self._replace(dout=dout, dlse=dlse, out=out, lse=lse, lse_rest=lse_rest, q=q, k=k, v=v, inputs=inputs)
@@ -95,12 +94,11 @@ def _order(spec: str, inputs: Sequence[str], outputs: Sequence[str], wanted: Seq
 
 @lru_cache(maxsize=4096)
 def _parts(
-    spec: str, device: Any, wanted: tuple[str, ...], deterministic: bool, shapes: tuple[torch.Size, ...] = ()
+    spec: str, device: torch.device, wanted: tuple[str, ...], deterministic: bool, shapes: tuple[torch.Size, ...] = ()
 ) -> tuple[tuple[str, ...], ...]:
     """`wanted` in the parts that have a program each, in a call whose inputs have these `shapes`, if they are given."""
     named = dict(zip(input_names(spec), shapes, strict=False))
-    parts: tuple[tuple[str, ...], ...] = runtime(spec, device).compiled.gradient_parts(wanted, deterministic, named)
-    return parts
+    return runtime(spec, device).compiled.gradient_parts(wanted, deterministic, named)
 
 
 def run(*arguments: Any) -> list[Tensor]:
@@ -159,7 +157,7 @@ def _key(said: Said, tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
     return signature((said, dlse is None, out is None, lse is None), *[t for t in tensors if t is not None])
 
 
-def repeated(said: Said, tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
+def repeated(said: Said, tensors: Sequence[Any]) -> list[Tensor] | None:
     """The gradients of a call like an earlier one, in the order of `Backward.tensors`; None if there was none."""
     found = _repeats.get(_key(said, tensors))
     gradients = found.call([tensors[at] for at in found.read]) if found is not None else None

@@ -16,14 +16,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.emit.abi import input_tensors
 from attngen.spec.expr import Gather, Name, walk
 from attngen.torch.backward import FIRST_INPUT, Backward, backward_operator
 from attngen.torch.operator import LIBRARY, Floats, Full, Ints, Pair, Tensors, full_operator
+from attngen.torch.private import enter_vmap, leave_vmap, with_batch_dim, without_batch_dim
 from attngen.torch.runtime import input_names, parsed
 
-Tensor = Any
 Dim = int | None  # the position of the added dimension; None: the tensor is the same for all samples
 Compute = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 Rule = tuple[tuple[Tensor, ...], tuple[Dim, ...]]  # results, and their added dimensions
@@ -54,7 +55,7 @@ def _by_sample(tensor: Tensor, dim: int) -> Tensor:
     return moved.contiguous() if moved.stride(0) == 1 and moved.stride(-1) != 1 else moved
 
 
-def _fold(tensor: Tensor | None, dim: Dim, axis: Dim, samples: int, batch: int) -> Tensor | None:
+def _fold(tensor: Any, dim: Dim, axis: Dim, samples: int, batch: int) -> Any:
     """`tensor` with the added dimension as part of its dimension `axis`, which has `batch` elements or 1 in each sample."""
     if tensor is None or axis is None:
         return tensor
@@ -68,7 +69,7 @@ def _unfold(tensor: Tensor, axis: int, samples: int) -> Tensor:
     return tensor.unflatten(axis, (samples, tensor.shape[axis] // samples)).movedim(axis, 0)
 
 
-def _one_by_one(tensors: Sequence[Tensor | None], dims: Sequence[Dim], samples: int, compute: Compute) -> Rule:
+def _one_by_one(tensors: Sequence[Any], dims: Sequence[Dim], samples: int, compute: Compute) -> Rule:
     apart = [t if t is None or dim is None else _by_sample(t, dim) for t, dim in zip(tensors, dims, strict=True)]
     results = []
     for i in range(samples):
@@ -87,17 +88,17 @@ def _batch(q: Tensor, dim: Dim) -> int:
     sizes = list(q.shape)
     if dim is not None:
         del sizes[dim]
-    return int(sizes[0]) if isinstance(sizes[0], int) else sizes[0]
+    return sizes[0]
 
 
 def _full(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
-    call, dims = Full(*arguments), Full(*in_dims).tensors
+    call = Full(*arguments)
+    dims: tuple[Any, ...] = Full(*in_dims).tensors
     axes = batch_axes(call.spec)
 
     def compute(given: Sequence[Tensor]) -> Sequence[Tensor]:
         q, k, v, *inputs = given
-        result: Sequence[Tensor] = full_operator(*call._replace(q=q, k=k, v=v, inputs=inputs))
-        return result
+        return full_operator(*call._replace(q=q, k=k, v=v, inputs=inputs))
 
     if axes is None or not _shared(axes, dims):
         return _one_by_one(call.tensors, dims, info.batch_size, compute)
@@ -113,8 +114,7 @@ def _backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
     names, known = input_names(call.spec), batch_axes(call.spec)
 
     def compute(given: Sequence[Tensor]) -> Sequence[Tensor]:
-        result: Sequence[Tensor] = backward_operator(*call.with_tensors(given))
-        return result
+        return backward_operator(*call.with_tensors(given))
 
     by_name = dict(zip(names, known or (), strict=False))
     if known is None or not _shared(known, dims[FIRST_INPUT:]) or any(by_name[name] is None for name in call.wanted):
@@ -136,18 +136,18 @@ def _backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
 def _backward_of_batched(*arguments: Any) -> list[Tensor]:
     """The backward in torch's older vmap: the rule of the newer one, by the tensors inside those of this level."""
     call = Backward(*arguments)
-    level = torch._C._vmapmode_decrement_nesting() + 1  # what is called below is outside of it
+    level = leave_vmap() + 1  # what is called below is outside of it
     try:
         # a tensor that is the same for all samples gets a dimension of size 1
-        inside = [None if t is None else torch._remove_batch_dim(t, level, 1, 0) for t in call.tensors]
+        inside = [None if t is None else without_batch_dim(t, level, 1, 0) for t in call.tensors]
         samples = max(t.shape[0] for t in inside if t is not None)
         dims = [None if t is None or t.shape[0] != samples else 0 for t in inside]
         given = [t.squeeze(0) if t is not None and dim is None else t for t, dim in zip(inside, dims, strict=True)]
         info = SimpleNamespace(batch_size=samples)
         results, out_dims = _backward(info, call.with_tensors(dims), *call.with_tensors(given))
-        return [torch._add_batch_dim(each, dim, level) for each, dim in zip(results, out_dims, strict=True)]
+        return [with_batch_dim(each, dim or 0, level) for each, dim in zip(results, out_dims, strict=True)]
     finally:
-        torch._C._vmapmode_increment_nesting()
+        enter_vmap()
 
 
 def _attention(

@@ -8,12 +8,12 @@ from operator import index
 from typing import Any, NamedTuple, Self
 
 import torch
+from torch import Tensor
 from torch.nn.attention import flex_attention as theirs
 
 from attngen.device.arrays import ArgumentError
+from attngen.torch.private import LISTS, blocks_of_mask, mask_of_blocks
 
-Tensor = Any
-LISTS = tuple(theirs.BlockMask._TENSOR_ATTRS)
 ROWS_AT_ONCE = 2**24  # pairs of a mask that is evaluated at once, where lists are made
 
 
@@ -22,12 +22,12 @@ class Unread(NamedTuple):
 
     batch: int
     heads: int
-    device: Any  # where the function computes: what it captures stays there
+    device: torch.device  # where the function computes: what it captures stays there
     separate_full_blocks: bool
     lists_on: Any
 
 
-class BlockMask(theirs.BlockMask):  # type: ignore[misc]
+class BlockMask(theirs.BlockMask):
     """torch's BlockMask. One that `create_block_mask` of this package made holds its function and no lists: attention needs
     none, and they are made when an attribute, an index or a method reads them.
 
@@ -77,8 +77,7 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
     @property
     def shape(self) -> tuple[int, ...]:
         if self._described is None:
-            shape: tuple[int, ...] = super().shape
-            return shape
+            return super().shape
         return (self._described.batch, self._described.heads, *self.seq_lengths)
 
     @property
@@ -86,7 +85,7 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
         """The number of dimensions of `shape`: models of transformers distinguish masks by it."""
         return len(self.shape)
 
-    def to(self, device: Any) -> theirs.BlockMask:
+    def to(self, device: torch.device | str) -> theirs.BlockMask:
         if not self.is_function:
             return super().to(device)
         assert self._described is not None
@@ -109,14 +108,14 @@ def _lists_of(mask: BlockMask) -> dict[str, Tensor | None]:
     batch, heads, device, separate, place = mask._described
     (q_len, kv_len), (rows, keys) = mask.seq_lengths, mask.BLOCK_SIZE
     count = max(1, ROWS_AT_ONCE // max(1, batch * heads * kv_len * rows)) * rows
-    parts: list[tuple[Tensor, Tensor]] = []
+    parts: list[tuple[Tensor, Any]] = []
     for start in range(0, max(q_len, 1), count):
         length = min(count, q_len - start)
         dense = theirs.create_mask(_from_row(mask.mask_mod, start), batch, heads, length, kv_len, device)
-        parts.append(theirs._convert_mask_to_block_mask(dense, rows, keys, separate))
+        parts.append(blocks_of_mask(dense, rows, keys, separate))
     partial = torch.cat([p for p, _ in parts], 2)
     full = torch.cat([f for _, f in parts], 2) if separate else None
-    made = theirs._create_sparse_block_from_block_mask((partial, full), mask.mask_mod, mask.seq_lengths, rows, keys)
+    made = mask_of_blocks((partial, full), mask.mask_mod, mask.seq_lengths, rows, keys)
     lists = {name: getattr(made, name) for name in LISTS}
     return {name: None if found is None else found.to(place) for name, found in lists.items()}
 
@@ -143,7 +142,7 @@ def create_block_mask(
     H: int | None,
     Q_LEN: int,
     KV_LEN: int,
-    device: Any = None,
+    device: torch.device | str | None = None,
     BLOCK_SIZE: int | tuple[int, int] = 128,
     _compile: bool = False,
     separate_full_blocks: bool = True,
@@ -171,19 +170,21 @@ def versions_of(lists: Sequence[Tensor | None]) -> list[int] | None:
 def tables_of(mask: theirs.BlockMask) -> tuple[Tensor, Tensor | None]:
     """Whether each block is in the list of partial blocks, and in that of full ones: [B, H, blocks of rows, blocks of keys].
     O(blocks), on the lists' device; remembered until a list changes."""
-    lists = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    partial, full = (mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)
     blocks = -(-mask.seq_lengths[1] // mask.BLOCK_SIZE[1])
+    lists = (*partial, *full)
     if torch.compiler.is_compiling():
-        return _table(*lists[:2], blocks), None if lists[2] is None else _table(*lists[2:], blocks)
+        return _tables(partial, full, blocks)
     versions = versions_of(lists)
     key = (blocks, versions)
     found = mask.__dict__.get("_attngen_tables")
     if found is None or versions is None or found[0] != key or any(a is not b for a, b in zip(found[1], lists, strict=True)):
-        partial = _table(*lists[:2], blocks)
-        full = None if lists[2] is None else _table(*lists[2:], blocks)
-        found = mask.__dict__["_attngen_tables"] = (key, lists, (partial, full))
-    tables: tuple[Tensor, Tensor | None] = found[2]
-    return tables
+        found = mask.__dict__["_attngen_tables"] = (key, lists, _tables(partial, full, blocks))
+    return found[2]
+
+
+def _tables(partial: tuple[Tensor, Tensor], full: tuple[Any, Any], blocks: int) -> tuple[Tensor, Tensor | None]:
+    return _table(*partial, blocks), None if full[0] is None else _table(*full, blocks)
 
 
 def _table(counts: Tensor, indices: Tensor, blocks: int) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError
 from attngen.device.params import input_names, number_names
@@ -24,8 +25,6 @@ from attngen.torch.description import constant, one_line
 from attngen.torch.layout import check_tensors, padded
 from attngen.torch.runtime import parsed
 from attngen.torch.stored import DENSE, Stored
-
-Tensor = Any
 
 
 class Cache(NamedTuple):
@@ -119,7 +118,8 @@ def _in_type_of_cache(q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tens
     kind = q.device.type
     if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
         return q, k, v
-    return q.to(cache.dtype), *(None if one is None else one.to(cache.dtype) for one in (k, v))
+    k, v = (None if one is None else one.to(cache.dtype) for one in (k, v))
+    return q.to(cache.dtype), k, v
 
 
 def _lengths(cache_seqlens: int | Tensor, q: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.spec.attention import Input
 from attngen.spec.dtypes import DTYPES, FP32, INT32, INT64, DType
@@ -19,7 +20,6 @@ from attngen.torch.aten_tensors import chosen, linear
 from attngen.torch.closures import Closure
 from attngen.torch.graphs import ImportRefusal
 
-Tensor = Any
 MAX_CONSTANTS = 64  # elements of a tensor that a function makes of numbers: more of them are an input
 _KNOWN = {getattr(torch, t.torch): t for t in DTYPES.values()}
 # What kernels do not read is converted when the kernel is called.
@@ -40,7 +40,7 @@ def element_type(tensor: Tensor) -> DType:
     return found
 
 
-def as_read(tensor: Tensor, dtype: DType | None, device: Any) -> Tensor:
+def as_read(tensor: Tensor, dtype: DType | None, device: torch.device) -> Tensor:
     """`tensor` as kernels on `device` read it: of a type of the language (None for its own), and a number on the device."""
     wanted = tensor.dtype if dtype is None else getattr(torch, dtype.torch)
     if tensor.dtype is not wanted:
@@ -76,7 +76,7 @@ class Inputs:
         return found
 
     def add(
-        self, wanted: str, tensor: Tensor, dims: tuple[int | str, ...] | None = None, source: int | str | Tensor = None
+        self, wanted: str, tensor: Tensor, dims: tuple[int | str, ...] | None = None, source: int | str | Tensor | None = None
     ) -> Input:
         """Declares an input; its dimensions are free by default."""
         title = self.unused_name(wanted, "captured")
@@ -145,5 +145,5 @@ def _constants(tensor: Tensor) -> Lazy:
     return lazy(tensor.shape, tensor.dtype, lambda at: chosen(values, linear(tensor.shape, at), kind))
 
 
-def number(dtype: Any, expr: Expr) -> Lazy:
+def number(dtype: torch.dtype, expr: Expr) -> Lazy:
     return lazy((), dtype, lambda _: expr)

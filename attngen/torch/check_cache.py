@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, check_one_device
 from attngen.diagnostics import counted
 from attngen.torch.runtime import Remembered
-
-Tensor = Any
 
 
 class Place(NamedTuple):
@@ -62,12 +61,12 @@ def check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v
 
 def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, place: Place) -> None:
     _check_given(k, v, place)
-    new = {} if k is None else {"k": k, "v": v}
+    new: dict[str, Any] = {} if k is None else {"k": k, "v": v}
     for name, one in {"q": q, "k_cache": k_cache, "v_cache": v_cache, **new}.items():
         _check_rows(name, one, q)
     _check_caches(q, k_cache, v_cache)
     for (name, one), cache in zip(new.items(), (k_cache, v_cache), strict=bool(new)):
-        wanted = (q.shape[0], k.shape[1], *cache.shape[2:])  # type: ignore[union-attr]
+        wanted = (q.shape[0], new["k"].shape[1], *cache.shape[2:])
         if tuple(one.shape) != wanted:
             raise ArgumentError(
                 f"`{name}` is {list(one.shape)} of batch, length, heads and size; expected {list(wanted)}, to be appended to "

@@ -10,16 +10,15 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Expr, inputs_in, names_in
 from attngen.spec.print_attn import expression_to_text
 from attngen.torch.math import call_of
 
-Tensor = Any
 PAIRS = 2**24  # indices in memory at once
 _on = bool(os.environ.get("ATTNGEN_CHECK_INDICES"))
 
@@ -40,7 +39,7 @@ def are_checked() -> bool:
     return _on
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def check_indices(
     spec: AttentionSpec,
     reads: Sequence[tuple[Expr, Expr]],

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attngen.language.trace import codes_in
 
-Tensor = Any
 MAX_DEPTH = 40  # levels of values within values
 FIXED = {*sys.stdlib_module_names, "attngen", "numpy", "torch"}  # packages whose classes and modules do not change
 MADE_IN_C = (types.WrapperDescriptorType, types.MethodDescriptorType)  # methods
@@ -140,7 +140,7 @@ class Closure:
             parts = (value.func, value.args, dict(value.keywords))
             return "partial", *(self._value(name, part, depth) for part in parts)
         if isinstance(value, (list, tuple, set, frozenset, deque, torch.Size)):
-            items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+            items: Any = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
             found = kind, *(self._value(name, item, depth) for item in items)
             return found if kind in CONTAINERS else (*found, self._object(value, depth))
         if isinstance(value, dict):

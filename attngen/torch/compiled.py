@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.api import check_lse_given, check_stream, register_tensor_function
 from attngen.device.arrays import view
 from attngen.spec.attention import AttentionSpec
 from attngen.torch.arguments import NamedArguments, tensor, unpacked
 from attngen.torch.description import fixed_text
-from attngen.torch.eager import EagerCalls
+from attngen.torch.front import Call, Front
 from attngen.torch.layout import check_tensors, follow_autocast
 from attngen.torch.math import by_torch
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.runtime import runtime
-
-Tensor = Any
 
 
 class TorchFunction:
@@ -33,7 +32,7 @@ class TorchFunction:
         self._spec = spec
         self._dtype = getattr(torch, spec.dtype.torch)
         self._returns_lse = spec.lse
-        self._calls = EagerCalls()
+        self._front = Front()
 
     def takes(self, q: Any) -> bool:
         """Whether `q` is a tensor on this device."""
@@ -56,13 +55,12 @@ class TorchFunction:
             result = self._into((q, k, v), named, out, lse, stream)
         else:
             inputs, params = self._arguments.unchecked(named, self._captures)
-            tensors = (q, k, v, *inputs)
-            result = self._calls.repeat(tensors, params)
-            if result is None:
-                check_tensors(q=q, k=k, v=v)
-                arguments = (*follow_autocast(q, k, v, self._dtype), self._text, *self._arguments.lists(named, self._captures))
-                result = self._calls.make(tensors, params, arguments, "auto")
+            result = self._front.call((q, k, v, *inputs), params, self._described, q, k, v, named)
         return tuple(result) if self._returns_lse else result[0]
+
+    def _described(self, q: Tensor, k: Tensor, v: Tensor, named: Mapping[str, Any]) -> Call:
+        check_tensors(q=q, k=k, v=v)
+        return Call((*follow_autocast(q, k, v, self._dtype), self._text, *self._arguments.lists(named, self._captures)))
 
     def math(self, q: Tensor, k: Tensor, v: Tensor, named: Mapping[str, Any]) -> Any:
         """O, or (O, lse), by torch's own operations. Raises ArgumentError."""

@@ -4,11 +4,11 @@ know where a tensor starts."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from torch import Tensor
 
 from attngen.device.arrays import has_heads_inside
 
-Tensor = Any
 ROW_BYTES = 16  # size of one copy of the fused kernels
 
 

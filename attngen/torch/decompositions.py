@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.language.tracer import TraceError
 from attngen.torch.aten import meaning_of
+from attngen.torch.private import OpOverload, decomposition_table
 
-Tensor = Any
 aten = torch.ops.aten
 
 
@@ -24,7 +25,9 @@ def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Ten
     return [x.narrow(dim, sum(sizes[:n]), size) for n, size in enumerate(sizes)]
 
 
-def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+def _vector_norm(
+    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """torch's, with its derivative 0 at 0."""
     dim, x = dim or [], x.abs().to(dtype or x.dtype)
     if math.isinf(ord):
@@ -83,12 +86,10 @@ OWN: Mapping[Any, Callable[..., Any]] = {
 @functools.cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """The function that replaces each operator without a meaning."""
-    from torch._decomp import decomposition_table
-
     theirs = {
         operator: function
         for operator, function in decomposition_table.items()
-        if isinstance(operator, torch._ops.OpOverload)
+        if isinstance(operator, OpOverload)
         and not operator._schema.is_mutable
         and meaning_of(operator._schema.name.removeprefix("aten::")) is None
     }

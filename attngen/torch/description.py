@@ -25,6 +25,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.layout import padding_of
+from attngen.torch.private import constant_to_dynamo
 
 F = TypeVar("F", bound=Callable[..., Any])
 Written = str | Callable[..., Any] | None
@@ -82,8 +83,7 @@ _shared: WeakValueDictionary[str, Description] = WeakValueDictionary()  # by the
 
 
 def constant(function: F) -> F:
-    """`function` with its results remembered, which are constants to torch.compile: torch.compiler.assume_constant_result,
-    without its import of torch._dynamo, which takes as long as all other imports of attngen.torch."""
+    """`function` with its results remembered, which are constants to torch.compile."""
     remembered = lru_cache(maxsize=4096)(function)
 
     def call(*arguments: Any, **named: Any) -> Any:
@@ -94,7 +94,7 @@ def constant(function: F) -> F:
 
     call.__doc__ = function.__doc__
     call.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
-    call._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    constant_to_dynamo(call)
     return cast(F, call)
 
 
@@ -117,7 +117,9 @@ def without_functions(keywords: Keywords, dtype: str, head_size: int) -> tuple[K
 
 
 @constant
-def spec_text(described: str, dtype: Any, head_dim: int, head_dim_v: int, captured: tuple[tuple[str, Any], ...]) -> str:
+def spec_text(
+    described: str, dtype: torch.dtype, head_dim: int, head_dim_v: int, captured: tuple[tuple[str, torch.dtype], ...]
+) -> str:
     """The text of the `shared` description with this repr, for tensors of these types and sizes. `captured` are the current
     types of captured tensors by name, which a layer's `.to()` may have changed."""
     description = _shared[described]
@@ -140,10 +142,7 @@ def plain_number(number: float | None) -> float | None:
     """`number` as a plain one: torch.compile recompiles for another, also with `dynamic=True`, where it is a symbol."""
     if number is None or not torch.compiler.is_compiling():
         return number
-    found: float = torch.fx.experimental.symbolic_shapes.guard_scalar(
-        number
-    )  # torch.compile has imported this module, which takes half a second
-    return found
+    return torch.fx.experimental.symbolic_shapes.guard_scalar(number)  # imported by torch.compile, in half a second
 
 
 def head_size(tensor: Any) -> int:
@@ -157,7 +156,7 @@ def standard_text(
     is_causal: bool,
     scale: str | None,
     return_lse: bool,
-    dtype: Any,
+    dtype: torch.dtype,
     head_dim: int,
     head_dim_v: int,
     mask_dtype: Any,
@@ -168,12 +167,12 @@ def standard_text(
     `axes`."""
     check_mode(mode)
     description = Description(mode, is_causal, scale, return_lse, dropout_p=dropout_p)
-    dtype, mask_dtype = stated_dtype(dtype, mode), stated_dtype(mask_dtype, mode)
-    spec = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype), axes)
+    mask = None if mask_dtype is None else _mask_name(stated_dtype(mask_dtype, mode))
+    spec = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, mask, axes)
     return one_line(spec)
 
 
-def stated_dtype(dtype: Any, mode: Mode) -> Any:
+def stated_dtype(dtype: torch.dtype, mode: Mode) -> torch.dtype:
     """The element type that a text states for tensors of `dtype`: the language has no fp64, which mode "math" computes too, in
     the tensors' own precision."""
     return torch.float32 if mode == "math" and dtype is torch.float64 else dtype
@@ -183,7 +182,7 @@ _DTYPES = {getattr(torch, t.torch): t for t in DTYPES.values()}
 _STORAGE_NAMES = {getattr(torch, t.torch): t.name for t in STORAGE_DTYPES}
 
 
-def dtype_name(dtype: Any, argument: str = "q") -> str:
+def dtype_name(dtype: torch.dtype, argument: str = "q") -> str:
     """attngen's name of a torch dtype of Q, K and V, or of another argument. Raises ArgumentTypeError if it has none."""
     if dtype not in _STORAGE_NAMES:
         found = str(dtype).removeprefix("torch.")
@@ -191,7 +190,7 @@ def dtype_name(dtype: Any, argument: str = "q") -> str:
     return _STORAGE_NAMES[dtype]
 
 
-def _element_type(name: str, dtype: Any) -> DType:
+def _element_type(name: str, dtype: torch.dtype) -> DType:
     """attngen's type of the elements of a captured tensor. Raises ArgumentTypeError if it has none."""
     if dtype not in _DTYPES:
         expected = ", ".join(known.name for known in _DTYPES.values())
@@ -199,10 +198,8 @@ def _element_type(name: str, dtype: Any) -> DType:
     return _DTYPES[dtype]
 
 
-def _mask_name(dtype: Any) -> str | None:
-    """attngen's name of the dtype of a dense mask; torch's if attngen has none; None without a mask."""
-    if dtype is None:
-        return None
+def _mask_name(dtype: torch.dtype) -> str:
+    """attngen's name of the dtype of a dense mask; torch's if attngen has none."""
     return _STORAGE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 

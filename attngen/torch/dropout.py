@@ -7,18 +7,16 @@ torch.utils.checkpoint, which restores the generator, draws the same again.
 from __future__ import annotations
 
 from operator import index
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.device.params import signed
 from attngen.sdpa import check_dropout
 from attngen.spec.dropout import STEPS
 
-Tensor = Any
 
-
-def generator_state(device: Any, seed: int | None = None, offset: int = 0) -> Tensor:
+def generator_state(device: torch.device, seed: int | None = None, offset: int = 0) -> Tensor:
     """int64 [2], seed and offset of the weights that are dropped: those given, or of torch's generator of `device`.
 
     Raises ArgumentError for a number of more than 64 bits.

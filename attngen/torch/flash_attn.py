@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.sdpa import check_flags
@@ -33,13 +34,12 @@ from attngen.torch.description import (
     stated_dtype,
 )
 from attngen.torch.dropout import generator_state, share_of
-from attngen.torch.eager import EagerCalls, check_call
 from attngen.torch.flash_mods import modified
 from attngen.torch.flash_names import check_hints, check_others, one_of
+from attngen.torch.front import Call, Front
 from attngen.torch.layout import check_tensors, follow_autocast, heads_first, needs_padding, padded, padded_heads, results
 from attngen.torch.stored import DENSE, Stored
 
-Tensor = Any
 EVERYTHING = (-1, -1)  # a window without ends
 Window = Sequence[int | None]
 INTS = (int, np.integer)
@@ -119,15 +119,17 @@ def flash_attn_func(
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *arguments: Any, **named: Any) -> Any:
     """`flash_attn_func` of qkv [batch, length, 3, heads, size]; the other arguments are the same."""
-    return flash_attn_func(*unbound(qkv, "qkv", 3, "batch, length"), *arguments, **named)
+    q, k, v = unbound(qkv, "qkv", 3, "batch, length")
+    return flash_attn_func(q, k, v, *arguments, **named)
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **named: Any) -> Any:
     """`flash_attn_func` of q and kv [batch, kv_len, 2, kv_heads, size]; the other arguments are the same."""
-    return flash_attn_func(q, *unbound(kv, "kv", 2, "batch, length"), *arguments, **named)
+    k, v = unbound(kv, "kv", 2, "batch, length")
+    return flash_attn_func(q, k, v, *arguments, **named)
 
 
-calls = EagerCalls()
+front = Front()
 
 
 def attend(
@@ -156,47 +158,46 @@ def attend(
     chunk = chunk_size(attention_chunk)
     if chunk and lengths.leftpad is not None:
         raise ArgumentError("`attention_chunk` and `cache_leftpad` cannot be given together: chunks begin at row 0 of a cache")
-    storage = lengths.storage
-    packed = storage.startswith("packed")
-    given, longest, cached = lengths.arguments
-    inputs, numbers = list(given), list(longest)
-    if alibi_slopes is not None:
-        inputs.append(alibi_slopes)
-    if sinks is not None:
-        inputs.append(sinks)
+    storage, (given, longest, cached) = lengths.storage, lengths.arguments
+    inputs = [*given, *(t for t in (alibi_slopes, sinks) if t is not None)]
     if dropout_p:
         inputs.append(generator_state(q.device))
     tensors = (q, k, v, *inputs)
-    others: tuple[Any, ...] = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, storage, cached)
-    others += (*numbers, sinks is not None, chunk)
-    result = None if only_checks else calls.repeat(tensors, others)
-    if result is None:
-        check_tensors(q=q, k=k, v=v, **{} if sinks is None else {"sinks": sinks})
-        check_flags(deterministic=deterministic, return_attn_probs=return_attn_probs)
-        for name, number in (("softmax_scale", softmax_scale), ("softcap", softcap)):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, NUMBERS)):
-                raise ArgumentTypeError(f"`{name}` is a {type(number).__name__}; expected a number")
-        queries, keys, values = follow_autocast(*_laid_out(q, k, v, storage))
-        scale, floats = scale_of(softmax_scale, "softmax_scale")
-        if scale is None and q.shape[-1] != queries.shape[-1]:
-            scale = repr(index(q.shape[-1]) ** -0.5)
-        text = flash_text(
-            mode, storage, causal, ends(left, right), float(plain_number(softcap) or 0.0), rank(alibi_slopes, q, given),
-            scale, return_attn_probs,
-            queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
-            index(k.shape[1]) if storage.endswith("paged") else None,
-            None if sinks is None else dtype_name(sinks.dtype, "sinks"), chunk,
-        )  # fmt: skip
-        ints = [*numbers, *(n for n in (left, right) if n >= 0)]
-        arguments = (queries, keys, values, text, inputs or None, ints, floats)
-        if only_checks:
-            return check_call(arguments, mode, copies=True)
-        in_order = deterministic or torch.are_deterministic_algorithms_enabled()
-        result = calls.make(tensors, None if needs_padding(q, v) else others, arguments, mode, in_order, copies=True)
-    output = result[0] if packed else results(result, q, "bshd", False)
-    if output.shape[-1] != v.shape[-1]:
-        output = output[..., : v.shape[-1]]
-    return (output, result[1], q.new_empty((0,))) if return_attn_probs else output
+    how = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, storage, cached, longest,
+           sinks is not None, chunk)  # fmt: skip
+    others = (tensors, how, alibi_slopes, sinks, deterministic)
+    if only_checks:
+        return _described(*others).check()
+    outputs = front.call(tensors, how, _described, *others)
+    output = outputs[0] if storage.startswith("packed") else results(outputs, q, "bshd", False)
+    return (output, outputs[1], q.new_empty((0,))) if return_attn_probs else output
+
+
+def _described(
+    tensors: Sequence[Tensor], how: tuple[Any, ...], slopes: Tensor | None, sinks: Tensor | None, deterministic: bool
+) -> Call:
+    """The operator's call. `tensors` are q, k and v, and all inputs of the spec."""
+    mode, dropout_p, softmax_scale, causal, left, right, softcap, lse, storage, cached, longest, _, chunk = how
+    q, k, v, *inputs = tensors
+    check_tensors(q=q, k=k, v=v, **{} if sinks is None else {"sinks": sinks})
+    check_flags(deterministic=deterministic, return_attn_probs=lse)
+    for name, number in (("softmax_scale", softmax_scale), ("softcap", softcap)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, NUMBERS)):
+            raise ArgumentTypeError(f"`{name}` is a {type(number).__name__}; expected a number")
+    queries, keys, values = follow_autocast(*_laid_out(q, k, v, storage))
+    scale, floats = scale_of(softmax_scale, "softmax_scale")
+    if scale is None and q.shape[-1] != queries.shape[-1]:
+        scale = repr(index(q.shape[-1]) ** -0.5)
+    text = flash_text(
+        mode, storage, causal, ends(left, right), float(plain_number(softcap) or 0.0), rank(slopes, q, inputs), scale, lse,
+        queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
+        index(k.shape[1]) if storage.endswith("paged") else None,
+        None if sinks is None else dtype_name(sinks.dtype, "sinks"), chunk,
+    )  # fmt: skip
+    ints = [*longest, *(n for n in (left, right) if n >= 0)]
+    in_order = deterministic or torch.are_deterministic_algorithms_enabled()
+    size = v.shape[-1] if needs_padding(q, v) else None
+    return Call((queries, keys, values, text, inputs or None, ints, floats), mode, in_order, True, size)
 
 
 def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
@@ -268,8 +269,7 @@ def unbound(packed: Tensor, name: str, count: int, rows: str) -> tuple[Tensor, .
     check_tensors(**{name: packed})
     if packed.dim() != axis + 3 or packed.shape[axis] != count:
         raise ArgumentError(f"`{name}` is {list(packed.shape)}; expected [{rows}, {count}, heads, size]")
-    views: tuple[Tensor, ...] = packed.unbind(axis)
-    return views
+    return packed.unbind(axis)
 
 
 def rank(slopes: Tensor | None, q: Tensor, lengths: Sequence[Tensor] = ()) -> int:
@@ -298,7 +298,7 @@ def flash_text(
     alibi_rank: int,
     scale: str | None,
     lse: bool,
-    dtype: Any,
+    dtype: torch.dtype,
     head_dim: int,
     head_dim_v: int,
     dropout_p: float = 0,

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from attngen.device.arrays import ArgumentError
 from attngen.torch.flash_attn import EVERYTHING, Window, unbound
 from attngen.torch.flash_attn import flash_attn_func as dense
 from attngen.torch.kv_cache import flash_attn_with_kvcache as cached
 from attngen.torch.varlen import flash_attn_varlen_func as packed
-
-Tensor = Any
 
 
 def flash_attn_func(

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from attngen.device.arrays import ArgumentError
 from attngen.torch.flash_attn import Window
 from attngen.torch.flash_attn import flash_attn_func as dense
 from attngen.torch.varlen import flash_attn_varlen_func as packed
-
-Tensor = Any
 
 
 def flash_attn_func(

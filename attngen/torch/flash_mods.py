@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest
 
 from attngen.device.arrays import ArgumentError
@@ -15,7 +16,6 @@ from attngen.torch.flash_names import check_mod
 from attngen.torch.flex import flex_attention
 from attngen.torch.layout import check_tensors, heads_first
 
-Tensor = Any
 Mod = Callable[..., Any]
 
 

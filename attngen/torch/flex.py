@@ -7,7 +7,7 @@ from operator import index
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback as eval_frame_callback
+from torch import Tensor
 from torch.nn.attention import flex_attention as theirs
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
@@ -19,8 +19,8 @@ from attngen.torch.description import Mode, sources
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flex_operator import attend_untraced, flex_operator
 from attngen.torch.layout import check_tensors, follow_autocast, no_tensor
+from attngen.torch.private import ONE_BLOCK, check_input, check_sizes, eval_frame_callback, mask_of_slice, no_score, warn_once
 
-Tensor = Any
 TORCH_OPTIONS = frozenset(theirs.FlexKernelOptions.__annotations__) | {  # those that its kernels read beside
     "BLOCK_DMODEL", "FLOAT32_PRECISION", "PARTITION_SIZE", "SPLIT_KV", "num_buffers_warp_spec", "num_consumer_groups",
 }  # fmt: skip
@@ -62,7 +62,7 @@ def flex_attention(
         )
     if return_lse and not torch.compiler.is_dynamo_compiling():
         advice = "return_lse is deprecated and will be removed in v2.10. Please use return_aux=AuxRequest(lse=True) instead."
-        theirs._warn_once("deprecated_return_lse", advice, category=FutureWarning)
+        warn_once("deprecated_return_lse", advice, category=FutureWarning)
     if return_aux is not None and not isinstance(return_aux, AuxRequest):
         raise ArgumentTypeError(f"`return_aux` is a {type(return_aux).__name__}; expected an AuxRequest, as torch's function")
     _check(query, key, value, block_mask, enable_gqa)
@@ -80,7 +80,7 @@ def flex_attention(
     if torch.compiler.is_dynamo_compiling():
         lists = (tables.get("partial_blocks"), tables.get("full_blocks"))
         blocks = (block_size, *lists, sinks, state, theirs.noop_mask if mask_mod is None else mask_mod)
-        score = theirs._identity if score_mod is None else score_mod
+        score = no_score if score_mod is None else score_mod
         options = {"mode": mode, "wants": wants, "dropout": share, "sources": sources()}
         output, lse, largest = flex_operator(q, k, v, score, blocks, scale, options)
     else:
@@ -127,11 +127,11 @@ def _mask(block_mask: Any, q: Tensor, k: Tensor) -> tuple[dict[str, Tensor], Any
         return {}, None, None
     if not isinstance(block_mask, theirs.BlockMask):
         raise ArgumentTypeError(f"`block_mask` is a {type(block_mask).__name__}; expected what create_block_mask returns")
-    if getattr(block_mask, "mask_mod", None) is theirs._sliced_mask_mod_error:
+    if getattr(block_mask, "mask_mod", None) is mask_of_slice:
         raise RuntimeError("Cannot use mask_mod from a sliced BlockMask")
     size = (index(block_mask.BLOCK_SIZE[0]), index(block_mask.BLOCK_SIZE[1]))  # another size is another kernel
     mask_mod = None if block_mask.mask_mod is theirs.noop_mask else block_mask.mask_mod
-    if size == (theirs._LARGE_SPARSE_BLOCK_SIZE,) * 2:
+    if size == (ONE_BLOCK,) * 2:
         return {}, mask_mod, None
     _check_lengths(block_mask, q.size(2), k.size(2))
     if isinstance(block_mask, BlockMask) and block_mask.is_function:
@@ -176,8 +176,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, block_mask: Any, enable_gq
             raise ArgumentTypeError(f"`{name}` is {no_tensor(one)}; expected a tensor")
     if any(t.is_nested for t in (query, key, value)):
         raise NotImplementedError("flex_attention does not support NestedTensor inputs; convert them to dense tensors")
-    theirs._validate_sdpa_input(query, key, value, allow_lowp_kv=True)
-    theirs._validate_embed_dim(query, key, value)
+    check_input(query, key, value, allow_lowp_kv=True)
+    check_sizes(query, key, value)
     if not query.dim() == key.dim() == value.dim() == 4:
         raise NotImplementedError("NYI: query, key, and value must be 4D tensors")
     q_heads, kv_heads = query.size(-3), key.size(-3)

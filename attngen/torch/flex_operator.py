@@ -14,21 +14,19 @@ from operator import index
 from typing import Any
 
 import torch
-from torch._guards import tracing
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import _disable_current_modes
+from torch import Tensor
 
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.check_indices import are_checked, check_indices
 from attngen.torch.closures import Closure
 from attngen.torch.description import Mode, check_mode
-from attngen.torch.eager import EagerCalls, Others
 from attngen.torch.flex_spec import Described, Functions, prepare
+from attngen.torch.front import Call, Front, Key
 from attngen.torch.graphs import hint, stand_in
 from attngen.torch.layout import padded
 from attngen.torch.max_scores import max_scores
+from attngen.torch.private import SYMBOLIC, HigherOrderOperator, outside_of_modes, tracing
 
-Tensor = Any
 NUMBERS = {"score": 5, "mask": 4}  # arguments of a traced function that are not captured
 
 
@@ -64,10 +62,8 @@ def attend(
         check_indices(prepared.spec, prepared.reads, q, k, inputs, prepared.int_params(captured))
     lists: tuple[Any, ...] = (inputs or None, ints or None, floats)
     tensors = (q, k, v, *inputs)
-    others: Others = None if functions.closure.is_traced else (mode, prepared.text, *ints, *floats)
-    result = _calls.repeat(tensors, others)
-    if result is None:
-        result = _calls.make(tensors, others, (q, k, v, prepared.text, *lists), mode=mode, copies=True)
+    known: Key = None if functions.closure.is_traced else (mode, prepared.text, *ints, *floats)
+    result = _front.call(tensors, known, Call, (q, k, v, prepared.text, *lists), mode, None, True)
     output, lse = result[0], result[1] if wants[0] else result[0].new_empty((0,))
     largest = max_scores(q, k, prepared.text, inputs, ints, floats) if wants[1] else lse.new_empty((0,))
     if output.shape[3] != value.shape[3]:
@@ -99,7 +95,7 @@ def _as_query(output: Tensor, query: Tensor) -> Tensor:
     return torch.empty_strided(output.shape, wanted, dtype=output.dtype, device=output.device).copy_(output)
 
 
-class FlexOperator(HigherOrderOperator):  # type: ignore[misc]
+class FlexOperator(HigherOrderOperator):
     """torch's higher-order operator `flex_attention` with attngen's kernels below it."""
 
     def __init__(self) -> None:
@@ -191,7 +187,7 @@ def _instead(node: torch.fx.Node) -> Any:
     """What a node calls if its operands are tensors; None for what it calls already."""
     if node.op == "call_function" and node.target in _OF_SYMBOLS:
         return _OF_SYMBOLS[node.target]
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
     if name == "item":  # a float that may change: Dynamo captures it as a tensor
         return torch.detach
     others = (*node.args[1:], *node.kwargs.values())
@@ -204,7 +200,7 @@ def _clamped(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return torch.clamp(input, *ends)
 
 
-def _full_like(input: Tensor, fill_value: Any, *, dtype: Any = None, **others: Any) -> Tensor:
+def _full_like(input: Tensor, fill_value: Any, *, dtype: torch.dtype | None = None, **others: Any) -> Tensor:
     """torch.full_like, which reads a tensor on the host."""
     return torch.as_tensor(fill_value).to(dtype or input.dtype).expand(input.shape)
 
@@ -217,16 +213,16 @@ _OF_SYMBOLS: dict[Any, Any] = {
     torch.sym_not: torch.logical_not,
     torch.sym_float: torch.Tensor.double,
     torch.sym_int: torch.Tensor.long,
-    **{getattr(torch, f"_sym_{name}"): getattr(torch, name) for name in ("cos", "log2", "sin", "sqrt", "tan", "tanh")},
+    **SYMBOLIC,
 }
 
 
 def _outside_of_traces() -> ExitStack:
     stack = ExitStack()
     stack.enter_context(tracing(None))
-    stack.enter_context(_disable_current_modes())
+    stack.enter_context(outside_of_modes())
     return stack
 
 
 flex_operator = FlexOperator()
-_calls = EagerCalls()
+_front = Front()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError
 from attngen.device.params import number_names
@@ -32,9 +32,9 @@ from attngen.torch.closures import Closure
 from attngen.torch.description import Mode, dtype_name, fixed_text, schedule_of, stated_dtype
 from attngen.torch.graphs import ImportRefusal, numbers_on, stand_in
 from attngen.torch.importer import expression
+from attngen.torch.private import is_of_transform, outside_of_transforms
 from attngen.torch.runtime import Remembered
 
-Tensor = Any
 B, H, Q, K = (name(n, Type.INT) for n in "bhqk")
 LIMITS_OF_ELEMENTS = (64, 60, 32)  # bits of int64 elements: those of the second fit sums, of the third products
 LISTS = ("partial_blocks", "full_blocks")  # names of tables; `sinks` and that of RNG_STATE are tensors of a call too
@@ -44,7 +44,7 @@ LISTS = ("partial_blocks", "full_blocks")  # names of tables; `sinks` and that o
 class Described:
     """What a call's spec has beside its functions. `block_size` is that of the tables of blocks, None without tables."""
 
-    dtype: Any
+    dtype: torch.dtype
     head_dim: int
     head_dim_v: int
     lse: bool
@@ -94,7 +94,9 @@ class Prepared:
         ints, _ = self.numbers(captured, 1.0)
         return dict(zip(number_names(self.spec, Type.INT), ints, strict=True))
 
-    def inputs(self, captured: Sequence[Tensor], tables: Mapping[str, Tensor], device: Any, keeps_fp64: bool) -> list[Tensor]:
+    def inputs(
+        self, captured: Sequence[Tensor], tables: Mapping[str, Tensor], device: torch.device, keeps_fp64: bool
+    ) -> list[Tensor]:
         """The tensors as a kernel reads them, or those of fp64 as torch's operations do."""
         found = []
         for (declared, _), given in zip(self.sources, self.tensors(captured, tables), strict=True):
@@ -109,7 +111,7 @@ _prepared: Remembered[Prepared] = Remembered()
 
 
 def prepare(
-    functions: Functions, described: Described, tables: Mapping[str, Tensor], sizes: Mapping[str, int], device: Any
+    functions: Functions, described: Described, tables: Mapping[str, Tensor], sizes: Mapping[str, int], device: torch.device
 ) -> Prepared:
     """The spec of a call. Indices that are proved inside for these sizes are not kept inside by the kernel. Raises
     ImportRefusal, ArgumentError."""
@@ -141,12 +143,14 @@ def _all_sizes(
     return {**sizes, **prepared.spec.own_sizes({declared.name: tensor.shape for (declared, _), tensor in tensors})}
 
 
-def _imported(functions: Functions, described: Described, tables: Mapping[str, Tensor], device: Any, guarded: bool) -> Prepared:
+def _imported(
+    functions: Functions, described: Described, tables: Mapping[str, Tensor], device: torch.device, guarded: bool
+) -> Prepared:
     closure = functions.closure
-    wrapped = [t for _, t in closure.tensors if torch._C._functorch.is_functorch_wrapped_tensor(t)]
+    wrapped = [t for _, t in closure.tensors if is_of_transform(t)]
     for bits in LIMITS_OF_ELEMENTS:
         try:
-            with temporarily_clear_interpreter_stack():  # a transform that runs the call has no part in what is traced
+            with outside_of_transforms():  # a transform that runs the call has no part in what is traced
                 for tensor in wrapped:
                     closure.stand_for(tensor, stand_in(tensor))
                 return _once(functions, described, tables, device, guarded, bits)
@@ -157,7 +161,7 @@ def _imported(functions: Functions, described: Described, tables: Mapping[str, T
 
 
 def _once(
-    functions: Functions, described: Described, tables: Mapping[str, Tensor], device: Any, guarded: bool, bits: int
+    functions: Functions, described: Described, tables: Mapping[str, Tensor], device: torch.device, guarded: bool, bits: int
 ) -> Prepared:
     closure, dtype = functions.closure, described.dtype
     context = Context(guarded=guarded)

@@ -12,15 +12,14 @@ from math import prod
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attngen.spec.attention import CU_SEQLENS, LONGEST, PAGES
 from attngen.torch.backward import Backward
 from attngen.torch.operator import Ints, Tensors
+from attngen.torch.private import FakeTensor
 from attngen.torch.runtime import parsed
-
-Tensor = Any
 
 
 def of_forward(
@@ -57,8 +56,7 @@ def _lengths(tensor: Tensor, longest: int, are_lengths: bool = False) -> Sequenc
     """The lengths that a tensor of lengths, or of beginnings, holds; the longest for all if it has no memory."""
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         return [longest] * (tensor.shape[0] - (not are_lengths))
-    lengths: list[int] = (tensor if are_lengths else tensor.diff()).tolist()
-    return lengths
+    return (tensor if are_lengths else tensor.diff()).tolist()
 
 
 register_flop_formula(torch.ops.attngen.attention, get_raw=True)(of_forward)

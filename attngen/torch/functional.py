@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError
 from attngen.sdpa import ALL_AXES, check_equal_heads, check_flags, refuse_renamed, register_tensor_function
 from attngen.torch.description import Mode, head_size, scale_of, standard_text
 from attngen.torch.dropout import generator_state, share_of
-from attngen.torch.eager import EagerCalls, Others
+from attngen.torch.front import Call, Front
 from attngen.torch.layout import (
     follow_autocast,
     four_dimensions,
     heads_first,
-    needs_padding,
-    padded_heads,
     plain_mask,
     results,
     without_broadcasts,
-    without_padding,
 )
-
-Tensor = Any
 
 
 def attention(
@@ -73,47 +71,36 @@ def attention(
     if attn_mask is not None:
         attn_mask, is_causal = plain_mask(attn_mask, is_causal, query)
     dropout_p = share_of(dropout_p)
-    others: Others = (mode, is_causal, scale, enable_gqa, return_lse, layout, dropout_p)
+    how = (mode, is_causal, scale, enable_gqa, return_lse, layout, dropout_p)
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if seed is None and offset:
         raise ArgumentError("`offset` was given without `seed`: both together replace torch's generator")
     if dropout_p:
         tensors = (*tensors, generator_state(query.device, *(() if seed is None else (seed, offset))))
-    result = _calls.repeat(tensors, others)
-    if result is None:
-        check_flags(is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, copy=copy)
-        if deterministic is not None:
-            check_flags(deterministic=deterministic)
-        queries, keys, values = follow_autocast(*heads_first(query, key, value, layout))
-        if not enable_gqa:
-            check_equal_heads(queries, keys)
-        sizes = (head_size(queries), head_size(values))
-        is_padded = needs_padding(queries, values)
-        if is_padded:
-            (queries, keys, values), others = padded_heads(queries, keys, values), None
-        mask, axes, mask_dtype = None, ALL_AXES, None
-        if attn_mask is not None:
-            mask, axes = without_broadcasts(four_dimensions(attn_mask), keys.shape[2])
-            mask_dtype = mask.dtype
-        written, floats = scale_of(scale)
-        text = standard_text(
-            mode,
-            is_causal,
-            written,
-            return_lse,
-            queries.dtype,
-            *sizes,
-            mask_dtype,
-            dropout_p,
-            axes,
-        )
-        inputs = [*(() if mask is None else (mask,)), *(tensors[-1:] if dropout_p else ())]
-        lists: tuple[Any, ...] = (inputs or None, None, floats) if floats else (inputs,) if inputs else ()
-        result = _calls.make(tensors, others, (queries, keys, values, text, *lists), mode, deterministic, copy)
-        if is_padded:
-            result = without_padding(result, sizes[1])
-    return results(result, query, layout, return_lse)
+    outputs = _front.call(tensors, how, _described, tensors, how, copy, deterministic)
+    return results(outputs, query, layout, return_lse)
 
 
-_calls = EagerCalls()
+def _described(tensors: Sequence[Tensor], how: tuple[Any, ...], copy: bool, deterministic: bool | None) -> Call:
+    """The operator's call. `tensors` are query, key, value, a mask if there is one, and with dropout the generator's state."""
+    mode, is_causal, scale, enable_gqa, return_lse, layout, dropout_p = how
+    check_flags(is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, copy=copy)
+    if deterministic is not None:
+        check_flags(deterministic=deterministic)
+    q, k, v, *inputs = tensors
+    q, k, v = follow_autocast(*heads_first(q, k, v, layout))
+    if not enable_gqa:
+        check_equal_heads(q, k)
+    sizes = head_size(q), head_size(v)
+    axes, mask_dtype = ALL_AXES, None
+    if len(inputs) > bool(dropout_p):
+        inputs[0], axes = without_broadcasts(four_dimensions(inputs[0]), k.shape[2])
+        mask_dtype = inputs[0].dtype
+    written, floats = scale_of(scale)
+    text = standard_text(mode, is_causal, written, return_lse, q.dtype, *sizes, mask_dtype, dropout_p, axes)
+    lists: tuple[Any, ...] = (inputs or None, None, floats) if floats else (inputs,) if inputs else ()
+    return Call((q, k, v, text, *lists), mode, deterministic, copy).padded()
+
+
+_front = Front()
 register_tensor_function(attention)

@@ -14,18 +14,25 @@ from threading import RLock
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import Tensor
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from attngen.language.tracer import TraceError
 from attngen.torch.closures import Closure
 from attngen.torch.decompositions import decompositions
 from attngen.torch.layout import without_autocast
+from attngen.torch.private import (
+    FakeTensor,
+    TorchDispatchMode,
+    is_of_transform,
+    items_as_indices,
+    jit_trace,
+    set_jit_trace,
+    tree_leaves,
+    tree_map_only,
+)
 
-Tensor = Any
 Function = Callable[..., Any]
 READ_ON_THE_HOST = (
     "a number that may change from call to call is read on the host; use the tensor itself, without item(), float(), int() or "
@@ -64,7 +71,7 @@ def hint(size: Any) -> int:
     return int(found)
 
 
-class _Places(TorchDispatchMode):  # type: ignore[misc]
+class _Places(TorchDispatchMode):
     """Annotates each node of the graph with the operator that was called, and with the line of a function, one of `codes`."""
 
     def __init__(self, codes: set[types.CodeType]) -> None:
@@ -80,7 +87,7 @@ class _Places(TorchDispatchMode):  # type: ignore[misc]
             return function(*args, **(kwargs or {}))
 
 
-class _Writes(TorchDispatchMode):  # type: ignore[misc]
+class _Writes(TorchDispatchMode):
     """Refuses to change a captured tensor, or one that has a view or is one: in the graph the other would stay as it was."""
 
     def __init__(self) -> None:
@@ -100,7 +107,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[misc]
         return result
 
 
-class _HostReads(TorchDispatchMode):  # type: ignore[misc]
+class _HostReads(TorchDispatchMode):
     """Refuses to give Python the value of a captured tensor, or one computed from it: it may be another in the next call, and
     the kernel would be compiled for the first one's. make_fx knows the value of `captured[0]`, although the result is fake."""
 
@@ -119,7 +126,7 @@ class _HostReads(TorchDispatchMode):  # type: ignore[misc]
         return result
 
 
-class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
+class _HostCopies(TorchFunctionMode):
     """Refuses what gives Python the elements of a captured tensor without calling an operator."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -128,7 +135,7 @@ class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
         return function(*args, **(kwargs or {}))
 
 
-class _MixedIndices(TorchFunctionMode):  # type: ignore[misc]
+class _MixedIndices(TorchFunctionMode):
     """Reads `t[h, 0, :, None, k]` in two steps: what integers of Python, slices and None select, then what numbers that are
     traced select. Python would read those on the host, and torch's mode would make tensors of the integers."""
 
@@ -165,7 +172,7 @@ def _left_indices(items: tuple[Any, ...], rank: int) -> list[Any]:
     return indices
 
 
-class _StandIns(TorchFunctionMode):  # type: ignore[misc]
+class _StandIns(TorchFunctionMode):
     """Puts stand-ins, by their tensors' id, in the place of tensors of a transform, which is not active here."""
 
     def __init__(self, stands: Mapping[int, Tensor]) -> None:
@@ -178,7 +185,7 @@ class _StandIns(TorchFunctionMode):  # type: ignore[misc]
 
     def _stand(self, tensor: Tensor) -> Tensor:
         stand = self._stands.get(id(tensor))
-        if stand is None and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if stand is None and is_of_transform(tensor):
             raise TraceError("a tensor of a transform of torch.func is reached by another way than by names; use its name")
         return tensor if stand is None else stand
 
@@ -186,33 +193,30 @@ class _StandIns(TorchFunctionMode):  # type: ignore[misc]
 @contextmanager
 def _not_recorded() -> Iterator[None]:
     """Outside of torch.jit.trace, which replaces numbers by tensors."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
+    state = jit_trace()
+    set_jit_trace(None)
     try:
         yield
     finally:
-        torch._C._set_tracing_state(state)
+        set_jit_trace(state)
 
 
 def graph_of(function: Function, examples: Sequence[Tensor], closure: Closure) -> torch.fx.GraphModule:
     """The ATen graph of `function` on fake numbers. Operators that expressions lack are decomposed into others."""
     device = examples[0].device.type
 
-    # These import torch._dynamo and sympy, in a second.
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.proxy_tensor import make_fx  # imports sympy
 
     def called(*numbers: Tensor) -> Any:  # make_fx counts the arguments of plain functions only
         with _HostReads(), _Writes(), _MixedIndices(), _HostCopies(), _Places(closure.codes), _StandIns(closure.stands):
             return function(*numbers)
 
-    with _LOCK, TransformGetItemToIndex(), torch.no_grad(), without_autocast(device), _not_recorded(), preserve_node_meta():
+    with _LOCK, items_as_indices(), torch.no_grad(), without_autocast(device), _not_recorded(), preserve_node_meta():
         traced = make_fx(called, decompositions(), "fake", _allow_non_fake_inputs=True)
-        graph: torch.fx.GraphModule = traced(*examples)
-    return graph
+        return traced(*examples)
 
 
-def numbers_on(device: Any, dtype: Any = None) -> list[Tensor]:
+def numbers_on(device: torch.device, dtype: torch.dtype | None = None) -> list[Tensor]:
     """Examples of b, h, q, k, after one of a score of `dtype`."""
     indices = [torch.empty((), dtype=torch.int32, device=device) for _ in range(4)]
     return indices if dtype is None else [torch.empty((), dtype=dtype, device=device), *indices]

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx.node import map_arg
 
 from attngen.diagnostics import DiagnosticError
@@ -31,8 +32,8 @@ from attngen.torch.graphs import (
     graph_of,
     shown_operator,
 )
+from attngen.torch.private import functions_of
 
-Tensor = Any
 OF_TORCH = ("aten", "prims")  # namespaces of torch's own operators: decompositions consist of both
 READS = ("index", "_unsafe_index", "select")  # operators that read a dimension of their first operand whatever its size is
 FIRST_ALONE = ("log_sigmoid_forward", "max", "min")  # operators of several results, of which the first is read
@@ -80,7 +81,8 @@ def _read(graph: torch.fx.GraphModule, arguments: Sequence[Expr], inputs: Inputs
 
 
 def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inputs) -> Any:
-    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    args: Any = map_arg(node.args, values.__getitem__)
+    kwargs: Any = map_arg(node.kwargs, values.__getitem__)
     target: Any = node.target
     if getattr(target, "__name__", "") == "getitem" and not hasattr(target, "_schema"):
         return args[0][args[1]]
@@ -119,20 +121,15 @@ def _refused(operator: str, result: Tensor) -> Lazy:
 def _body(target: Any) -> Function | None:
     """What an operator of somebody's library does, as a Python function: that of torch.library.custom_op, or one registered for
     fake tensors if it computes the operator's numbers. None if there is neither."""
-    from torch._library.custom_ops import OPDEFS
-    from torch._library.simple_registry import singleton
-
-    found = OPDEFS.get(target._schema.name)
-    if found is not None:
-        body: Function = found._init_fn
+    body, fake = functions_of(target)
+    if body is not None:
         return body
-    kernel = singleton.find(target._schema.name).fake_impl.kernel
     sample = torch.linspace(-9.0, 9.0, 37)
     try:
-        same = kernel is not None and torch.equal(kernel.func(sample), target(sample))
+        same = fake is not None and torch.equal(fake(sample), target(sample))
     except Exception:  # it takes something else than one number
         return None
-    return kernel.func if same else None
+    return fake if same else None
 
 
 def _of_custom_operator(

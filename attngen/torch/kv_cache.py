@@ -10,16 +10,16 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError
 from attngen.torch.append import Turn
 from attngen.torch.cached import Cache, cache_of
 from attngen.torch.check_cache import Place
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, Window, attend, calls, chunk_size, limits
+from attngen.torch.flash_attn import EVERYTHING, Window, attend, chunk_size, front, limits
 from attngen.torch.flash_names import check_hints, check_others, one_of
 
-Tensor = Any
 OF_CACHE = ("q_descale", "k_descale", "v_descale", "qv", "cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens")
 
 
@@ -91,7 +91,7 @@ def flash_attn_with_kvcache(
     if rotary_cos is not None and k is None:
         raise ArgumentError("`rotary_cos` rotates rows that are appended; pass `k`, `v` and `cache_seqlens` too")
     turn = None
-    if rotary_cos is not None:
+    if rotary_cos is not None and rotary_sin is not None:
         is_local = causal or chunk > 0 or limits(window_size, causal) != EVERYTHING
         turn = Turn((rotary_cos, rotary_sin), rotary_interleaved, "new rows" if is_local else "first new row")
     with torch.no_grad():
@@ -109,6 +109,6 @@ def flash_attn_with_kvcache(
             numbers = (*given, place.kinds, alibi_slopes is None, sink is None)
             optional = [one for one in (alibi_slopes, sink) if one is not None]
             tensors = [q, k_cache, v_cache, *optional, *place.tensors]
-            once = calls.once(tensors, numbers, partial(attention, only_checks=True))
+            once = front.once(tensors, numbers, partial(attention, only_checks=True))
         found = attention(cache_of(q, k_cache, v_cache, k, v, turn, place, once, mode == "math"))
     return found[:2] if return_softmax_lse else found

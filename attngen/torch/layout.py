@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.diagnostics import counted
@@ -16,7 +17,6 @@ from attngen.sdpa import ALL_AXES, check_ranks, mask_axes
 from attngen.spec.dtypes import NUMPY_BFLOAT16
 from attngen.torch.observed import is_observed
 
-Tensor = Any
 AXES = {"bhsd": "[batch, heads, length, size]", "bshd": "[batch, length, heads, size]"}
 
 
@@ -45,7 +45,7 @@ def heads_first(q: Tensor, k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, T
     return q, k, v
 
 
-def follow_autocast(q: Tensor, k: Tensor, v: Tensor, dtype: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+def follow_autocast(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's type, if it is on for their device; unchanged if the spec states another type, `dtype`. Captured
     tensors keep theirs: what a table adds to a score is not a product that 16 bits would speed up."""
     kind = q.device.type
@@ -63,10 +63,9 @@ _AUTOCAST = (torch.float16, torch.bfloat16, torch.float32)  # as for torch's own
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
     """A context in which autocast is off."""
-    context: AbstractContextManager[Any] = nullcontext()
     if torch.amp.is_autocast_available(device_type):  # not for tensors without memory, on meta
-        context = torch.amp.autocast(device_type, enabled=False)
-    return context
+        return torch.amp.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 def check_tensors(**named: Any) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, Location
 from attngen.device.sizes import measure
@@ -33,8 +34,6 @@ from attngen.spec.torch_namespace import TorchNamespace
 from attngen.torch.arguments import unpacked
 from attngen.torch.layout import without_autocast
 from attngen.torch.runtime import parsed
-
-Tensor = Any
 
 SCHEMA = (
     "attention_math(Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, Tensor[] floats) "
@@ -104,7 +103,7 @@ def math_attention(
     return output.to(q.dtype), lse if spec.lse else lse.new_empty((0,))
 
 
-def _rotated(call: MathCall, rows: Tensor, position: Expr, index: str, dtype: Any) -> Tensor:
+def _rotated(call: MathCall, rows: Tensor, position: Expr, index: str, dtype: torch.dtype) -> Tensor:
     """Rows [batch, heads, length, head_dim] of Q or K, whose index is q or k, rotated by their positions and rounded to
     `dtype`."""
     rotary = call.spec.rotary
@@ -245,5 +244,4 @@ def by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: Any) -> tuple[T
     numbers or tensors without dimensions."""
     inputs, ints, floats = unpacked(lists)
     tensors = [f if isinstance(f, torch.Tensor) else torch.full((), f, dtype=torch.float64, device=q.device) for f in floats]
-    result: tuple[Tensor, Tensor] = _math_operator(q, k, v, text, list(inputs), list(ints), tensors)
-    return result
+    return _math_operator(q, k, v, text, list(inputs), list(ints), tensors)

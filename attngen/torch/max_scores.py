@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.device.params import number_names
 from attngen.spec.expr import Type
@@ -20,7 +21,6 @@ from attngen.torch.math import call_of
 from attngen.torch.operator import operator
 from attngen.torch.runtime import parsed
 
-Tensor = Any
 PAIRS = 2**26  # scores in memory at once
 
 

@@ -11,6 +11,7 @@ from os import PathLike
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.api import load_one
 from attngen.device.arrays import ArgumentError
@@ -40,7 +41,7 @@ from attngen.torch.description import (
     standard_text,
     without_functions,
 )
-from attngen.torch.eager import EagerCalls, check_call
+from attngen.torch.front import Call, Front
 from attngen.torch.functional import attention
 from attngen.torch.layout import (
     AXES,
@@ -55,7 +56,6 @@ from attngen.torch.layout import (
     without_padding,
 )
 
-Tensor = Any
 NOTHING: Mapping[str, Tensor] = {}
 NO_INPUTS = decoding_of(define())  # for torch's attention in a cache
 
@@ -78,7 +78,7 @@ def arguments_in_evaluation(evaluated: AttentionSpec, trained: AttentionSpec) ->
     return NamedArguments(evaluated, ("seed", "offset", RNG_STATE.name) if drops_no_more else ())
 
 
-class Attention(torch.nn.Module):  # type: ignore[misc]
+class Attention(torch.nn.Module):
     """An attention as a layer.
 
     `Attention(spec)` runs an AttentionSpec, the one in an `.attn` file, or the shipped one of a name. `Attention(mask=...,
@@ -139,9 +139,9 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             given["normalize"] = normalize
         if precision != "highest":
             given["precision"] = precision
-        self._dtype: Any = None  # the type that a spec states
+        self._dtype: torch.dtype | None = None  # the type that a spec states
         self._dropout = dropout
-        self._calls = EagerCalls()
+        self._front = Front()
         self._forms: tuple[Form, ...] = ()  # in evaluation and in training; none: torch's attention
         self._captured: tuple[str, ...] = ()
         if spec is not None:
@@ -218,22 +218,20 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         inputs, params = form.arguments.unchecked(given, captured)
         if params is not None:
             params = (*params, self.training)
-        tensors = (q, k, v, *inputs)
-        result = self._calls.repeat(tensors, params)
-        if result is None:
-            queries, keys, values = follow_autocast(*heads_first(q, k, v, self._layout), self._dtype)
-            if not self._enable_gqa:
-                check_equal_heads(queries, keys)
-            text = self._text(form, queries, values, captured)
-            size, is_padded = head_size(values), form.text is None and needs_padding(queries, values)
-            if is_padded:
-                (queries, keys, values), params = padded_heads(queries, keys, values), None
-            lists = (form.arguments.with_tensors if self._mode == "math" else form.arguments.lists)(given, captured)
-            arguments = (queries, keys, values, text, *lists)
-            result = self._calls.make(tensors, params, arguments, self._mode, self._deterministic, self._copy)
-            if is_padded:
-                result = without_padding(result, size)
-        return results(result, q, self._layout, self._return_lse)
+        outputs = self._front.call((q, k, v, *inputs), params, self._described, q, k, v, form, given, captured)
+        return results(outputs, q, self._layout, self._return_lse)
+
+    def _described(
+        self, q: Tensor, k: Tensor, v: Tensor, form: Form, given: Mapping[str, Any], captured: Mapping[str, Tensor]
+    ) -> Call:
+        """The operator's call, with `given` arguments by name."""
+        q, k, v = follow_autocast(*heads_first(q, k, v, self._layout), self._dtype)
+        if not self._enable_gqa:
+            check_equal_heads(q, k)
+        text = self._text(form, q, v, captured)
+        lists = (form.arguments.with_tensors if self._mode == "math" else form.arguments.lists)(given, captured)
+        call = Call((q, k, v, text, *lists), self._mode, self._deterministic, self._copy)
+        return call if form.text is not None else call.padded()
 
     def decode(
         self,
@@ -284,7 +282,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             if new_k is not None:
                 numbers = (tuple(ints), tuple(floats), place.kinds)
                 tensors = (rows, k_cache, v_cache, *inputs, *place.tensors)
-                once = self._calls.once(tensors, numbers, partial(attention, only_checks=True))
+                once = self._front.once(tensors, numbers, partial(attention, only_checks=True))
             as_dense = self._mode == "math"
             result = attention(cache_of(rows, k_cache, v_cache, new_k, new_v, decoding.turn(inputs), place, once, as_dense))
         return results(result, q, self._layout, self._return_lse)
@@ -309,22 +307,18 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         queries, keys, values = follow_autocast(queries, keys, values, self._dtype)
         first, longest, known = cache.lengths.arguments
         text = decoding_text(self._text(form, queries, values, captured), known, cache.lengths.storage, page_size)
-        is_padded = (form is None or form.text is None) and needs_padding(queries, values)
-        size = head_size(values)
+        is_padded, size = (form is None or form.text is None) and needs_padding(queries, values), head_size(values)
         if is_padded:
             queries, keys, values = padded_heads(queries, keys, values)
         inputs, ints, floats = decoding.kept(inputs, ints, floats)
         if form is None:
             floats = [*self._numbers.values()]
-        tensors, numbers = (queries, keys, values, *first, *inputs), ([*longest, *ints], floats)
-        arguments = (queries, keys, values, text, list(tensors[3:]) or None, *numbers)
-        others = (text, *numbers[0], *numbers[1])
+        tensors, ints = (queries, keys, values, *first, *inputs), [*longest, *ints]
+        call = ((queries, keys, values, text, list(tensors[3:]) or None, ints, floats), self._mode, None, self._copy)
         if only_checks:
-            return check_call(arguments, self._mode, self._copy)
-        result = self._calls.repeat(tensors, others)
-        if result is None:
-            result = self._calls.make(tensors, others, arguments, self._mode, copies=self._copy)
-        return without_padding(result, size) if is_padded else result
+            return Call(*call).check()
+        outputs = self._front.call(tensors, (text, *ints, *floats), Call, *call)
+        return without_padding(outputs, size) if is_padded else outputs
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor of the layer's layout as [batch, length, heads, size]. Raises ArgumentError."""
@@ -342,8 +336,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         if form.text is not None:
             return form.text
         dtypes = tuple((name, tensor(name, value).dtype) for name, value in captured.items())
-        text: str = spec_text(form.described, queries.dtype, head_size(queries), head_size(values), dtypes)
-        return text
+        return spec_text(form.described, queries.dtype, head_size(queries), head_size(values), dtypes)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

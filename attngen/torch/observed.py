@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch import Tensor
 
-Tensor = Any
-_USUAL_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.ADInplaceOrView
-)
-_LISTENERS = ~_USUAL_KEYS.raw_repr()  # any other included key traces, transforms or replaces calls
-_include_set = torch._C._dispatch_tls_local_include_set  # looked up once: this runs at every call
-_functions, _profiles, _is_compiling = (
-    torch._C._len_torch_function_stack,
-    torch._C._autograd._profiler_enabled,
-    torch.compiler.is_dynamo_compiling,  # others that trace have a mode
-)
+from attngen.torch.private import USUAL_KEYS, forward_ad, function_modes, included_keys, profiles
+
+_LISTENERS = ~USUAL_KEYS
+_is_compiling = torch.compiler.is_dynamo_compiling  # others that trace have a mode
 _PLAIN, _PARAMETER = torch.Tensor, torch.nn.Parameter
 
 
@@ -27,9 +19,9 @@ def is_observed() -> bool:
     the profiler, forward-mode differentiation."""
     observed: bool = (  # truth values all: a call of bool() would cost as much as one of these
         _is_compiling()
-        or _include_set().raw_repr() & _LISTENERS != 0
-        or _functions() != 0
-        or _profiles()
+        or included_keys().raw_repr() & _LISTENERS != 0
+        or function_modes() != 0
+        or profiles()
         or forward_ad._current_level >= 0
     )
     return observed

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, check_one_device
 from attngen.diagnostics import counted
@@ -33,7 +34,6 @@ from attngen.language.prelude import prelude
 from attngen.torch.copies import empty_as, in_place
 from attngen.torch.runtime import Emulated, OnGpu, input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
 
-Tensor = Any  # torch.Tensor; torch is imported without its types
 Tensors: TypeAlias = Sequence[Tensor] | None
 Ints: TypeAlias = Sequence[int] | None
 Floats: TypeAlias = Sequence[float] | None
@@ -137,12 +137,12 @@ def fake_full(*arguments: Any) -> Saved:
     return output, lse, q.new_empty(lse_shape(spec, q) if "lse_rest" in written else (0,), dtype=torch.float32)
 
 
-def saving_outputs(spec: str, device: Any) -> tuple[str, ...]:
+def saving_outputs(spec: str, device: torch.device) -> tuple[str, ...]:
     """The outputs of the kernel that saves, on a device or on what stands for it in a trace."""
     return saving_runtime(spec, runs_on(device)).output_names
 
 
-def runs_on(device: Any) -> Any:
+def runs_on(device: torch.device) -> torch.device:
     """The device whose plans are used for tensors on `device`: that of the CPU for tensors without memory."""
     return torch.device("cpu") if device.type == "meta" else device
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import attention as implementations
 
 from attngen.device.arrays import ArgumentError
@@ -23,9 +24,9 @@ from attngen.torch.copies import in_place
 from attngen.torch.description import scale_of
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flash_attn import ends, flash_text, limits, rank
+from attngen.torch.private import remove
 from attngen.torch.runtime import runtime
 
-Tensor = Any
 Gradients = tuple[Tensor, Tensor, Tensor]
 NAMES = {"attngen": ("CUDA",), "attngen emulated": ("CUDA", "CPU")}  # and the dispatch keys of the devices that each serves
 EXISTS = hasattr(implementations, "restore_flash_attention_impl")
@@ -44,13 +45,12 @@ class Handle:
 
     def remove(self) -> None:
         """The operators are again what they were."""
-        self._library._destroy()
+        remove(self._library)
 
 
 def current() -> str | None:
     """The name of torch's present implementation; None for torch's own."""
-    name: str | None = implementations.current_flash_attention_impl() if EXISTS else None
-    return name
+    return implementations.current_flash_attention_impl() if EXISTS else None
 
 
 def activate(name: str | None) -> None:
@@ -189,8 +189,8 @@ def sdpa_backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *arguments: Any, scale: float | None = None
 ) -> Gradients:
     """`_scaled_dot_product_flash_attention_backward`: the gradients of query, key and value."""
-    tensors = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
-    dq, dk, dv = (t.transpose(1, 2) for t in flash_backward(*tensors, *arguments, scale=scale))
+    dout, q, k, v, o = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
+    dq, dk, dv = (t.transpose(1, 2) for t in flash_backward(dout, q, k, v, o, *arguments, scale=scale))
     return dq, dk, dv
 
 

@@ -14,16 +14,16 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from attngen.plan.plan import LARGEST_HEAD
 from attngen.torch import registry
 from attngen.torch.functional import attention
 from attngen.torch.layout import all_tensors, plain_mask
+from attngen.torch.private import flash_operator, torchs_attention
 
-Tensor = Any
 Function = Callable[..., Tensor]
-flash_operator = torch.ops.aten._scaled_dot_product_flash_attention
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -54,10 +54,10 @@ def activate(*, emulated: bool = False) -> None:
 
 def restore() -> None:
     """Undoes `activate`; nothing without it. Raises RuntimeError if somebody else has replaced torch's function since."""
-    current = torch.nn.functional.scaled_dot_product_attention
+    current: Any = torch.nn.functional.scaled_dot_product_attention
     if hasattr(current, "replaces"):
         _set(current.replaces, current.implementation)
-    elif current is not torch._C._nn.scaled_dot_product_attention:
+    elif current is not torchs_attention:
         raise RuntimeError(
             "torch.nn.functional.scaled_dot_product_attention was replaced by another library after attngen; undo that first"
         )
@@ -96,7 +96,7 @@ def _replacement(original: Function, devices: tuple[str, ...]) -> Function:
         tensors = (query, key, value)
         if not all_tensors(*tensors) and has_torch_function(tensors):  # what stands for a tensor, as in torch.fx
             given = (*tensors, attn_mask, dropout_p, is_causal)
-            named = {"scale": scale, "enable_gqa": enable_gqa}
+            named: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
             return handle_torch_function(scaled_dot_product_attention, tensors, *given, **named)
         if hasattr(query, "device_mesh"):  # a DTensor: torch divides the flash operator's work among devices
             is_flash = attn_mask is None and (enable_gqa or query.shape[1] == key.shape[1])

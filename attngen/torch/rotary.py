@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError
 from attngen.spec.rotary import ROTARY_MULTIPLE
 
-Tensor = Any
-
 
 def rotary_tables(
-    positions: int, rotary_dim: int, base: float = 10000.0, *, dtype: Any = torch.float32, device: Any = None
+    positions: int,
+    rotary_dim: int,
+    base: float = 10000.0,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(cosines, sines), each [positions, rotary_dim / 2], for a spec's `rotary` and for `flash_attn_with_kvcache`.
 

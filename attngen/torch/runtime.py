@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import torch
-from torch.autograd import forward_ad
+from torch import Tensor
 
 from attngen.api import compile_later
 from attngen.device import params
@@ -22,9 +22,9 @@ from attngen.source import SourceFile
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 from attngen.spec.gradient import GradientError
+from attngen.torch.private import current_device, forward_ad, raw_stream
 
 T = TypeVar("T")
-Tensor = Any  # torch.Tensor; torch is imported without its types
 Compiled = Any  # CompiledAttention or CompiledBackward: what has a program and binds calls of it
 Given = Sequence[Tensor | None]  # outputs of the caller, in the program's order: None, or none at all, for those to allocate
 SAME_NAMES: Mapping[str, str] = {}
@@ -62,11 +62,11 @@ def refuse_tangents(names: str | Sequence[str], tensors: Sequence[Tensor]) -> No
             )
 
 
-runtimes: dict[tuple[str, Any], Emulated | OnGpu] = {}
+runtimes: dict[tuple[str, torch.device], Emulated | OnGpu] = {}
 _lock = Lock()
 
 
-def runtime(text: str, device: Any) -> Emulated | OnGpu:
+def runtime(text: str, device: torch.device) -> Emulated | OnGpu:
     """The kernel of a spec's text on a device: planned on first use, and compiled by the first call that fits it."""
     found = runtimes.get((text, device))
     if found is None:
@@ -86,14 +86,14 @@ def runtime(text: str, device: Any) -> Emulated | OnGpu:
 
 
 @cache
-def saving_runtime(text: str, device: Any) -> Emulated | OnGpu:
+def saving_runtime(text: str, device: torch.device) -> Emulated | OnGpu:
     """The kernel that also returns what a backward reads."""
     usual = runtime(text, device)
     return type(usual)(usual.compiled.saving())
 
 
 @cache
-def backward_runtime(text: str, device: Any, wanted: tuple[str, ...], deterministic: bool) -> Emulated | OnGpu:
+def backward_runtime(text: str, device: torch.device, wanted: tuple[str, ...], deterministic: bool) -> Emulated | OnGpu:
     """The kernels that compute the gradients `wanted`, by the names of the tensors. `deterministic`: the same bits in each run.
 
     Raises GradientError, PlanRefusal.
@@ -105,7 +105,7 @@ def backward_runtime(text: str, device: Any, wanted: tuple[str, ...], determinis
 _counters: dict[tuple[int, int], int] = {}  # addresses, by device and stream
 
 
-def counter_of(device: Any, stream: int) -> int:
+def counter_of(device: torch.device, stream: int) -> int:
     """The address of a zero in the device's memory for the launches on a stream, each of which leaves it zero.
 
     It is no tensor: torch.compile's CUDA graphs are warmed up in a pool in which no memory may outlive the call.
@@ -332,14 +332,14 @@ class PreparedCall:
             self._overlap.check(addresses)
         if self._repeat is not None:
             if stream is None:
-                stream = torch._C._cuda_getCurrentRawStream(self._index)
+                stream = raw_stream(self._index)
             if self._counted:
                 if torch.cuda.is_current_stream_capturing():  # the graph sets its own to zero: it may be replayed on any stream
                     counter = torch.zeros(1, dtype=torch.int32, device=self._device)
                     addresses.append(counter.data_ptr())
                 else:
                     addresses.append(counter_of(self._device, stream))
-            if torch._C._cuda_getDevice() == self._index:
+            if current_device() == self._index:
                 self._repeat(addresses, stream)
             else:
                 with torch.cuda.device(self._index):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from torch import Tensor
 
 from attngen.spec.attention import Storage
 from attngen.spec.cached import LEFTPAD, USED
 
-Tensor = Any
 # Tensors and ints of the operator before those of the spec, and what a mask says of keys, by names of `attngen.spec.cached`
 Arguments = tuple[tuple[Tensor, ...], tuple[int, ...], tuple[str, ...]]
 

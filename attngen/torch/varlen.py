@@ -10,6 +10,7 @@ from operator import index
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.torch.description import Mode
@@ -18,7 +19,6 @@ from attngen.torch.flash_names import check_hints, check_others, one_of
 from attngen.torch.layout import check_tensors
 from attngen.torch.stored import Stored
 
-Tensor = Any
 OF_PACKED = (*OF_DENSE, "score_mod", "mask_mod", "seqlen_k_per_split")
 
 
@@ -208,10 +208,10 @@ def _stored(
     max_q, max_k = _longest(max_q), _longest(max_k)
     if table is None and cu_k is None:
         raise ArgumentTypeError("the beginnings of the keys are None; without `block_table`, pass them as int32 [batch + 1]")
-    if table is None and used is None:
-        return k, v, Stored("packed", (cu_q, cu_k), (max_q, max_k))
     if table is None:
         assert cu_k is not None
+        if used is None:
+            return k, v, Stored("packed", (cu_q, cu_k), (max_q, max_k))
         check_tensors(k=k, v=v)
         for name, rows in (("k", k), ("v", v)):
             if rows.dim() != 3:
@@ -222,4 +222,5 @@ def _stored(
         if cu_k is None:
             raise ArgumentError("with `block_table`, pass the lengths of the keys as `seqused_k`, or their beginnings")
         used = cu_k.diff()
+    assert used is not None
     return k, v, Stored("packed_paged", (cu_q, table, used), (max_q, max_k))

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from attngen.optional import required
 
 with required("torch", "attngen.vllm", "'attngen[torch]'"):
@@ -30,14 +32,13 @@ with required("vllm", "attngen.vllm", "vllm"):
 
 from attngen.plan import ARCHES
 from attngen.plan.plan import LARGEST_HEAD
-from attngen.schedules.decode.plan import MOST_ROWS
+from attngen.schedules import FEW_ROWS
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.append import appended
 from attngen.torch.description import dtype_name
 from attngen.torch.flash_attn import ends, flash_text, limits
 from attngen.torch.runtime import runtime
 
-Tensor = Any
 KEYS_STEP = 256  # the longest length of a step is rounded up to a multiple: a launch is prepared once for so many steps
 PAGE_ROWS = 16  # a page has a multiple of so many
 # Places of [layers, pages, K or V, rows, heads, size] in memory
@@ -121,7 +122,7 @@ class AttngenMetadataBuilder(AttentionMetadataBuilder[AttngenMetadata]):  # type
     """Makes a step's metadata. CUDA graphs hold steps in which all sequences have the same number of rows."""
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
-    reorder_batch_threshold: int | None = MOST_ROWS  # rows of a sequence that vLLM is to put before those with more
+    reorder_batch_threshold: int | None = FEW_ROWS  # rows of a sequence that vLLM is to put before those with more
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -147,7 +148,7 @@ class AttngenMetadataBuilder(AttentionMetadataBuilder[AttngenMetadata]):  # type
         slots.copy_(common.slot_mapping)
         begins = common.query_start_loc_cpu[: sequences + 1]
         rows = (begins[1:] - begins[:-1]).tolist()
-        few = next((i for i, n in enumerate(rows) if n > MOST_ROWS), sequences)
+        few = next((i for i, n in enumerate(rows) if n > FEW_ROWS), sequences)
         max_kv_len = -(-max_kv_len // KEYS_STEP) * KEYS_STEP
 
         def part(begin: int, end: int) -> Part:

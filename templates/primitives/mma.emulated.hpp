@@ -34,13 +34,13 @@ __attribute__((no_sanitize("thread"))) void multiply_fragments(emulator::Lane (&
     }
 }
 
-#define MMA(name, operands, operand)                                                                                                  \
-    inline void name(int line, float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, \
-                     unsigned b1, float c0, float c1, float c2, float c3) {                                                             \
-        const MmaIn in{{a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}};                                                                   \
-        MmaOut out;                                                                                                                    \
-        emulator::warp_collective("mma", line, 0xffffffffu, &in, &out, multiply_fragments<operands, operand>);                         \
-        d0 = out.d[0], d1 = out.d[1], d2 = out.d[2], d3 = out.d[3];                                                                    \
+#define MMA(name, operands, operand)                                                                                            \
+    inline void name(int line, float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,  \
+                     unsigned b0, unsigned b1, float c0, float c1, float c2, float c3) {                                        \
+        const MmaIn in{{a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}};                                                           \
+        MmaOut out;                                                                                                             \
+        emulator::warp_collective("mma", line, 0xffffffffu, &in, &out, multiply_fragments<operands, operand>);                  \
+        d0 = out.d[0], d1 = out.d[1], d2 = out.d[2], d3 = out.d[3];                                                             \
     }
 MMA(mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32, 2, half_of)
 MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, 2, bfloat_of)

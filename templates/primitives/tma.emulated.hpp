@@ -11,10 +11,12 @@ inline void cp_async_bulk_tensor_5d_shared_cta_global_tile_mbarrier_complete_tx_
     int line, unsigned to, const void* map, int c0, int c1, int c2, int c3, int c4, unsigned barrier, unsigned long long) {
     emulator::tma_load(5, to, map, {{c0, c1, c2, c3, c4}}, barrier, line);
 }
-inline void cp_async_bulk_shared_cta_global_mbarrier_complete_tx_bytes(int line, unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+inline void cp_async_bulk_shared_cta_global_mbarrier_complete_tx_bytes(int line, unsigned to, const void* from, unsigned bytes,
+    unsigned barrier) {
     emulator::bulk_load(to, from, bytes, barrier, line);
 }
-inline void cp_async_bulk_tensor_4d_global_shared_cta_tile_bulk_group(int line, const void* map, int c0, int c1, int c2, int c3, unsigned from) {
+inline void cp_async_bulk_tensor_4d_global_shared_cta_tile_bulk_group(int line, const void* map, int c0, int c1, int c2, int c3,
+    unsigned from) {
     emulator::tma_store(4, map, {{c0, c1, c2, c3}}, from, line);
 }
 inline void cp_async_bulk_tensor_5d_global_shared_cta_tile_bulk_group(int line, const void* map, int c0, int c1, int c2, int c3, int c4,

@@ -1,4 +1,6 @@
-// As tma_load, of a tensor map of five dimensions.
+// Copies the box at coordinates (c0, ..., c4), c0 the innermost, of a tensor map of five dimensions to shared memory in the
+// background; elements outside the tensor arrive as zeros. One thread issues it. All its bytes, zeros included, count at
+// `barrier_smem`.
 __device__ __forceinline__ void tma_load_5d(void* to_smem, const TensorMap* map, unsigned long long* barrier_smem, int c0,
                                             int c1, int c2, int c3, int c4, unsigned long long l2_hint) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);

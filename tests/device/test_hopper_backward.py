@@ -335,10 +335,6 @@ def test_pages_have_its_loops_and_its_pipeline(head_dim: int, deterministic: boo
     products = {p.loop.anchor for p in nest if "pairs" in p.loop.range}
     split = {"void issue_dv() {", "void issue_dk() {"} if head_dim == 256 else set()
     assert products == {"void step("} | split
-    shown = plan.schedule.timeline(plan, "softmax").lanes
-    names = [bar.label for bar in shown["wgmma"]]
-    assert {name.split()[0] for name in names} == {"S", "dP", "dV", "dK"}
-    assert len(names) == len(set(names))
 
 
 @pytest.mark.long

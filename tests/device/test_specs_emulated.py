@@ -16,13 +16,12 @@ from attngen.plan.tile import Tile
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.schedules.tiled import plan as tiled
-from attngen.spec.attention import SPLIT_SCHEDULES
 from attngen.spec.dtypes import from_storage
 from tests import tiers
 from tests.harness import IN_16_BITS_AND_FP32, SMALL_PARAMS, SPECS, call, compiled, run, shipped, small, wrong_gradients
 
 EVERY_SCHEDULE = SCHEDULE_NAMES
-ON_SM_80 = (*PORTABLE_SCHEDULES, *SPLIT_SCHEDULES)
+ON_SM_80 = (*PORTABLE_SCHEDULES, "decode")
 
 LENGTHS = ((1, 1), (7, 7), (130, 150))
 QUICK = [("alibi", "fp32"), ("packed_documents", "bf16")]

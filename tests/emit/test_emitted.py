@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import attngen
 from attngen.device.cuda.compiler import compile_text, disassemble
 from attngen.device.emulated import EmulatedDevice
-from attngen.diagnostics import DiagnosticError
+from attngen.diagnostics import ArgumentError, DiagnosticError
 from attngen.emit import primitives
 from attngen.emit.emitter import emit
 from attngen.emit.manifest import from_manifest, to_manifest
@@ -121,16 +122,46 @@ def test_the_text_is_self_contained_and_says_nothing_of_its_maker(name: str, sch
     assert max(map(len, text.splitlines())) <= 128
 
 
-@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused"])
-def test_primitives_that_are_not_used_are_not_there(schedule: str) -> None:
-    """Every device function is called, every constant is read."""
+def unused(text: str) -> list[str]:
+    """The functions, types and constants of a file that it names nowhere but where it defines them."""
+    code = re.sub(r"//[^\n]*", "", text)
+    defined = re.findall(r"\b(?:struct|using)\s+(?:alignas\([^{]*\) )?(\w+)", code)
+    defined += re.findall(r"constexpr [\w ]+?(\w+)(?:\[\w+\])* =", code)
+    functions = re.findall(r"^(?:template <.*>\s)?__device__ [^(]*?(\w+)\(", code, re.M)
+    return [
+        *(name for name in {*defined} if len(re.findall(rf"\b{name}\b", code)) == defined.count(name)),
+        *(name for name in {*functions} if len(re.findall(rf"\b{name}[(<]", code)) == functions.count(name)),
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused", "wgmma", "hopper", "decode"])
+def test_what_is_not_used_is_not_there(schedule: str) -> None:
+    """Every function is called, every type and constant is named, forwards and backwards."""
     for name in SPECS:
-        text = emitted(shipped(name), schedule).text
-        code = re.sub(r"//[^\n]*", "", text)
-        for function in re.findall(r"__device__ __forceinline__ [\w: ]+?[ *](\w+)\(", code):
-            assert len(re.findall(rf"\b{function}\b", code)) >= 2, (name, function)
-        for constant in re.findall(r"constexpr \w+ (\w+) =", code):
-            assert len(re.findall(rf"\b{constant}\b", code)) >= 2, (name, constant)
+        for direction in ("forward", "backward"):
+            try:
+                plan = choose(shipped(name), ARCHES["sm_90a"], schedule, direction=direction)
+            except (ArgumentError, DiagnosticError):
+                continue
+            assert not unused(emit(shipped(name), plan).text), (name, direction)
+
+
+def test_generated_files_have_nothing_unused() -> None:
+    for path in (ROOT / "generated").glob("*.cu"):
+        assert not unused(path.read_text()), path.name
+
+
+def test_unused_names_are_found() -> None:
+    text = """
+struct Place {
+    int row;
+};
+using Row = int;
+constexpr int ROWS = 4;
+__device__ int used(int x) { return x; }  // unused() does the same
+__device__ int unused(int x) { return used(x); }
+"""
+    assert sorted(unused(text)) == ["Place", "ROWS", "Row", "unused"]
 
 
 def test_primitives_stand_before_those_that_name_them() -> None:
@@ -138,9 +169,10 @@ def test_primitives_stand_before_those_that_name_them() -> None:
     assert sorted(primitives.ORDER.split()) == sorted(path.stem for path in (template_directory() / "primitives").glob("*.cuh"))
     named: set[str] = set()
     for name in primitives.ORDER.split():
-        code, defined = primitives.definition(name)
+        pieces = primitives.primitive(name)
+        defined = {*chain.from_iterable(piece.defines for piece in pieces)}
         assert not defined & named, name
-        named |= primitives.names_of(code) - defined
+        named.update(*(piece.names - defined for piece in pieces))
 
 
 def test_a_manifest_round_trips() -> None:

@@ -30,10 +30,12 @@ from attngen.emit.emitter import emit
 from attngen.emit.program import Program
 from attngen.inspect.checking import Kernel
 from attngen.inspect.few_heads import is_same_code, text_for, with_few_heads
+from attngen.inspect.known import Known
 from attngen.inspect.ladder import kernels
 from attngen.inspect.prepare import compile_text, plan_for
 from attngen.inspect.run_trial import run_trial
-from attngen.inspect.trials import Fixed, Known, choose_trials
+from attngen.inspect.trial import Fixed
+from attngen.inspect.trials import choose_trials
 from attngen.plan import Plan
 from attngen.spec.attention import AttentionSpec
 from tests.inspect.removals_without_effect import reason_of, stale
@@ -127,11 +129,11 @@ class Harness:
 
     def _key(self, trial: int) -> str:
         one, problem = self.trials[trial], self.known(trial).poisoned
+        setting = one.setting
         arrays = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
-        others = [
-            (field.name, getattr(one, field.name)) for field in fields(one) if field.name not in ("shape", "draw", "spoils")
-        ]
-        arrays |= {"dout": self.known(trial).loss.dout} if one.spoils else {}
+        names = [field.name for field in fields(setting) if field.name not in ("draw", "spoils")]
+        others = [("params", one.params), ("seed", one.seed), *((name, getattr(setting, name)) for name in names)]
+        arrays |= {"dout": self.known(trial).loss.dout} if setting.spoils else {}
         return digest(repr(others), *(f"{name}{array.shape}{array.tobytes()!r}" for name, array in arrays.items()))
 
     def known(self, trial: int) -> Known:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from attngen.emit.comments import strip_comments
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
-from attngen.inspect.circumstances import changed_bounds
+from attngen.inspect.wrong_bounds import changed_bounds
 from attngen.plan import Plan
 from attngen.plan.mask_bounds import MaskBounds, mask_bounds
 from attngen.reference.alternatives import alternatives

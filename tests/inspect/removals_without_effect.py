@@ -247,13 +247,13 @@ OF_TILES = (
     WithoutEffect((*SIMT, *MMA), ("tile < tile_end: one later",), f"one tile more: {MORE_TILES}"),
     WithoutEffect(
         ("gpt2_fused.cu", "retention_fused.cu", "gpt_oss_sinks_fused.cu"),
-        ("tile < tile_end: always true",),
+        ("next < tile_end: always true",),
         "rows of a tile that nobody visits are copied if they lie in K or V, instead of zeros",
-        line="tile < tile_end ? kv_len : 0",
+        line="next < tile_end ? kv_len : 0",
     ),
     WithoutEffect(
         STREAMED_BY_HALVES,
-        ("tile < tile_end: always true",),
+        ("next < tile_end: always true",),
         "rows of a tile that nobody visits are copied if they lie in K, instead of zeros",
         line="k_head, k_stride_s",
     ),
@@ -393,12 +393,6 @@ OF_MMA_BACKWARD = (
         MORE_TILES,
     ),
     WithoutEffect(
-        (ROTARY_BACKWARD,),
-        tuple(f"min(kv_len, {row} + 1): the {n} operand" for row in ("q_lo", "q_hi") for n in ("first", "second")),
-        "no kernel of the file calls it",
-        within="kv_range",
-    ),
-    WithoutEffect(
         FUSED_BACKWARD,
         ("column < COLUMNS: always true",),
         "rows in shared memory have no columns beside those of the tensor",
@@ -490,19 +484,19 @@ OF_MMA_BACKWARD = (
         (*MMA_BACKWARD, ALIBI_BACKWARD),
         ("tile < tile_end: always true",),
         "zeros, or rows that nobody reads, are copied",
-        line="load_rows(tile)",
+        line="load_rows(tile, stage)",
     ),
     WithoutEffect(
         (*MMA_BACKWARD, ALIBI_BACKWARD),
         ("tile < tile_end: always true",),
         "zeros, or keys that nobody reads, are copied",
-        line="load_keys(tile)",
+        line="load_keys(tile, stage)",
     ),
     WithoutEffect(
         (*MMA_BACKWARD, ALIBI_BACKWARD),
         ("following < tile_end: always true",),
         "the same after the last tile",
-        line="load_keys(following)",
+        line="load_keys(following, stage)",
     ),
     WithoutEffect(
         (ALIBI_BACKWARD,),
@@ -683,7 +677,7 @@ OF_DOCUMENTS_BACKWARD = (
         DOCUMENTS_BACKWARD,
         ("tile < tile_end: always true",),
         f"each block visits a tile: {OWN_KEY}",
-        line="load_keys(tile, 0)",
+        line="load_keys(tile, stage)",
     ),
     WithoutEffect(
         DOCUMENTS_BACKWARD,
@@ -1269,7 +1263,7 @@ OF_WORK = (
     WithoutEffect(("gpt2_hopper.cu",), ("!scored: always true",), "the scores of the first tile are computed a second time"),
     WithoutEffect(
         ("gpt2_hopper.cu",),
-        ("release_stage(v);: left out",),
+        ("release_stage(v, v_at);: left out",),
         "behind a work tile after which there is no other one with keys: nobody waits for the stage",
         within="compute",
         behind="issue_pv(); wgmma_wait<0>();",

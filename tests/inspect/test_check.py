@@ -17,7 +17,8 @@ from attngen.device.protocol import CompilationError
 from attngen.inspect import trials
 from attngen.inspect.checking import Kernel, check_exercised
 from attngen.inspect.few_heads import with_few_heads
-from attngen.inspect.trials import Chosen, Fixed, Trial, choose_trials
+from attngen.inspect.trial import Fixed, Trial
+from attngen.inspect.trials import Chosen, choose_trials
 from attngen.language import load_text
 from attngen.plan import ARCHES
 from attngen.reference.alternatives import alternatives
@@ -151,7 +152,7 @@ def test_a_problem_has_maxima_that_rise(schedule: str) -> None:
     """A row whose largest score of the second tile is more than 8 powers of 2 above that of the first one."""
     spec, trials = shipped("gpt2"), chosen(shipped("gpt2"), schedule).trials
     plan = choose(spec, ARCHES["sm_80"], schedule)
-    steep = [trial for trial in trials if trial.draw.magnitude > 1]
+    steep = [trial for trial in trials if trial.setting.draw.magnitude > 1]
     assert steep
     for trial in steep:
         problem, rows, keys = trial.problem(spec), np.arange(trial.shape.q_len), np.arange(trial.shape.kv_len)
@@ -171,8 +172,8 @@ def test_the_problem_with_rising_maxima_is_held_to_sizes_of_the_command_line() -
 
 def test_arrays_of_later_problems_have_strides_of_their_own() -> None:
     first, *others = chosen(shipped("gpt2")).trials
-    assert not first.apart
-    assert all(trial.apart for trial in others)
+    assert not first.setting.apart
+    assert all(trial.setting.apart for trial in others)
     array = np.arange(24, dtype=np.float16).reshape(1, 2, 3, 4)
     found = apart({"q": array, "k": array, "slopes": array[0, 0, 0]})
     assert [one.strides for one in found.values()] == [(240, 120, 40, 2), (432, 216, 72, 2), (4,)]

@@ -16,7 +16,8 @@ from attngen.device.emulated.device import EmulatedKernel
 from attngen.device.protocol import CompilationError
 from attngen.emit.emitter import emit
 from attngen.inspect.checking import Kernel, check_exercised
-from attngen.inspect.known import Fixed, Known, Trial
+from attngen.inspect.known import Known
+from attngen.inspect.trial import Fixed, Trial
 from attngen.inspect.trials import choose_trials
 from attngen.plan import ARCHES, Plan
 from attngen.reference.compare import compare

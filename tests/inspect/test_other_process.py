@@ -5,8 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from attngen.inspect.known import FEW_DRAWS, Known, Trial
+from attngen.inspect.known import FEW_DRAWS, Known
 from attngen.inspect.other_process import OtherProcess
+from attngen.inspect.trial import Trial
 from attngen.reference.compare_gradients import gradient_truth
 from attngen.reference.problems import Shape
 from tests.harness import shipped

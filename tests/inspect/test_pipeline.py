@@ -7,11 +7,11 @@ import pytest
 from attngen.emit.emitter import emit
 from attngen.inspect.call import Call
 from attngen.inspect.report.page import report
-from attngen.inspect.report.pipeline import SHOWN, traced_timeline
+from attngen.inspect.report.pipeline import COPY, NO_PIPELINE, PRODUCT, SHOWN, Bar, Timeline, traced_timeline
 from attngen.language.load import load_path
 from attngen.plan import ARCHES, Plan
 from attngen.schedules import choose
-from attngen.schedules.timeline import COPY, PRODUCT, Bar, Timeline
+from attngen.spec.gradient import QKV
 from tests.conftest import ROOT
 from tests.harness import shipped
 
@@ -19,7 +19,7 @@ from tests.harness import shipped
 def traced(name: str, schedule: str, arch: str) -> tuple[Plan, Timeline]:
     plan = choose(shipped(name), ARCHES[arch], schedule)
     found = traced_timeline(shipped(name), plan)
-    assert found is not None
+    assert isinstance(found, Timeline)
     return plan, found
 
 
@@ -71,14 +71,15 @@ def test_the_page_says_what_its_picture_is() -> None:
     (one,) = load_path(ROOT / "specs" / "gpt2.attn")
     plan = choose(one.spec, ARCHES["sm_80"], "fused")
     source = emit(one.spec, plan)
-    of_run, schematic = (
+    of_run, none = (
         report(one, source, Call(one.spec, plan, 256, 256), "not here", pipeline).html
-        for pipeline in (traced_timeline(one.spec, plan), None)
+        for pipeline in (traced_timeline(one.spec, plan), "it cannot run here")
     )
     assert "From a traced run on the emulated device" in of_run
-    assert "A schematic drawn from the plan, not from a run" in schematic
+    assert "Not drawn: it cannot run here" in none
 
 
 def test_schedules_without_a_pipeline_are_not_traced() -> None:
-    for schedule in ("naive", "tiled"):
-        assert traced_timeline(shipped("gpt2"), choose(shipped("gpt2"), ARCHES["sm_80"], schedule)) is None
+    for schedule, wanted in (("naive", ()), ("tiled", ()), ("fused", QKV), ("decode", ())):
+        plan = choose(shipped("gpt2"), ARCHES["sm_80"], schedule, wanted=wanted)
+        assert traced_timeline(shipped("gpt2"), plan) == NO_PIPELINE

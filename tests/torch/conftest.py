@@ -32,10 +32,10 @@ def by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     texts: list[str] = []
 
-    def computed(tensors: Any, others: Any, arguments: Any, **_: Any) -> Any:
+    def computed(tensors: Any, key: Any, describe: Any, arguments: Any, *_: Any) -> Any:
         q, k, v, text, *lists = arguments
         texts.append(text)
         return by_torch(q, k, v, text, *lists)
 
-    monkeypatch.setattr(flex_operator._calls, "make", computed)
+    monkeypatch.setattr(flex_operator._front, "call", computed)
     return texts

@@ -39,8 +39,7 @@ ROOT = Path(__file__).parents[2]
 BY_TORCH = """
 from attngen.torch import flex_operator as _operator
 from attngen.torch.math import by_torch as _by_torch
-_operator._calls.make = lambda tensors, others, call, **_: _by_torch(*call)
-_operator._calls.repeat = lambda tensors, others: None
+_operator._front.call = lambda tensors, key, describe, arguments, *_: _by_torch(*arguments)
 """
 # Before that, with --torch too: of how many tensors, and of how many other parts, this version's masks consist for pytrees; and
 # a comparison with eager calls, whose products in fp32 are TF32's on a GPU.

@@ -29,8 +29,8 @@ CLOSE = {"atol": 3e-5, "rtol": 3e-5}
 
 @pytest.fixture(autouse=True)
 def _by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = lambda tensors, others, call, **_: by_torch(*call)  # noqa: E731
-    monkeypatch.setattr(flex_operator._calls, "make", computed)
+    computed = lambda tensors, key, describe, arguments, *_: by_torch(*arguments)  # noqa: E731
+    monkeypatch.setattr(flex_operator._front, "call", computed)
     torch.manual_seed(0)
 
 
@@ -386,7 +386,7 @@ def test_another_process_finds_the_graph(tmp_path: Path, monkeypatch: pytest.Mon
     from torch._dynamo.utils import counters
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(flex_operator._calls, "make", lambda tensors, *_, **__: (tensors[0] @ tensors[1].mT @ tensors[2],) * 2)
+    monkeypatch.setattr(flex_operator._front, "call", lambda tensors, *_: (tensors[0] @ tensors[1].mT @ tensors[2],) * 2)
     q = torch.randn(1, 2, 32, 16)
     table = torch.randn(32)
 

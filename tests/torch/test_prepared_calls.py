@@ -19,7 +19,7 @@ from attngen.device.emulated import EmulatedDevice  # noqa: E402
 from attngen.device.protocol import Kernel, Launch, Memory  # noqa: E402
 from attngen.device.tensor_map import MappedTensor  # noqa: E402
 from attngen.emit.program import Program  # noqa: E402
-from attngen.torch import Attention, backward, eager, operator, runtime  # noqa: E402
+from attngen.torch import Attention, backward, front, operator, runtime  # noqa: E402
 from attngen.torch.description import fixed_text  # noqa: E402
 from attngen.torch.operator import attention_operator, full_operator  # noqa: E402
 from attngen.torch.runtime import OnGpu, PreparedCall  # noqa: E402
@@ -67,8 +67,8 @@ class RepeatingDevice(EmulatedDevice):
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(runtime, "raw_stream", lambda index: STREAM)
+    monkeypatch.setattr(runtime, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(runtime, "_counters", {(None, STREAM): COUNTER.data_ptr()})
 
@@ -116,12 +116,12 @@ def test_a_repeated_call_has_the_layout_of_the_first(shape: tuple[int, ...], mon
     """Heads after rows, as many as rows too, and heads and batch left out: the program sees views of what the caller gives."""
     compiled = attngen.compile(attngen.define(dtype="bf16", head_dim=16, mask="causal"), device=RepeatingDevice(checked=False))
     monkeypatch.setattr(runtime, "runtimes", runtimes := {})
-    for module in (operator, eager):
+    for module in (operator, front):
         monkeypatch.setattr(module, "runtimes", runtimes)
     monkeypatch.setattr(operator, "runtime", lambda text, device: runtimes.setdefault((text, device), OnGpu(compiled)))
     layer = Attention(mask="causal", layout="bshd" if len(shape) == 4 else "bhsd")
     calls = []
-    monkeypatch.setattr(eager, "_call", lambda *given, original=eager._call: calls.append(given) or original(*given))
+    monkeypatch.setattr(front.Call, "run", lambda call, run=front.Call.run: calls.append(call) or run(call))
     for _ in range(3):
         q, k, v = (torch.randn(shape).to(torch.bfloat16) for _ in range(3))
         seen = [t.transpose(1, 2) if len(shape) == 4 else t for t in (q, k, v)]

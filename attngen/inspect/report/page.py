@@ -25,11 +25,11 @@ from attngen.inspect.opcodes import histogram
 from attngen.inspect.report.code import CLASS_NAMES, code_data
 from attngen.inspect.report.other_files import beside_data, levels_data
 from attngen.inspect.report.pictures import roofline_plot, tile_map
+from attngen.inspect.report.pipeline import Timeline
 from attngen.inspect.work import launch_roofline
 from attngen.language import Loaded
 from attngen.plan import Plan
 from attngen.plan.shared_memory import BANK_GROUPS
-from attngen.schedules.timeline import Timeline, timeline
 from attngen.spec.attention import AttentionSpec
 
 HERE = Path(__file__).resolve().parent
@@ -50,10 +50,10 @@ def report(
     source: Program,
     call: Call,
     errors: Sequence[Checked] | str,
-    pipeline: Timeline | None = None,
+    pipeline: Timeline | str,
 ) -> Report:
     """The page about `source`, the program of `call`, which the map and the roofline are of. `errors` are the results of a
-    check, or the reason why there are none; `pipeline` is from a traced run, None for a schematic.
+    check, and `pipeline` is that of a traced run; or the reasons why there are none.
 
     Raises CompilationError, and DeviceError if nvdisasm is missing.
     """
@@ -85,7 +85,7 @@ def report(
             hashes={name: _digest(text) for name, text in assets.items()},
             data=_as_json(data),
             beside=[other["title"] for other in data["beside"]],
-            timeline=pipeline or timeline(spec, plan),
+            pipeline=pipeline,
             **_pictures(call, code),
         )
     )

@@ -17,17 +17,45 @@ from attngen.inspect.call import defaults
 from attngen.inspect.tracing import trace_spec
 from attngen.plan import Plan
 from attngen.reference.problems import Shape
-from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, Bar, Timeline
 from attngen.spec.attention import AttentionSpec
 
+COPY, PRODUCT, SOFTMAX = "copy", "product", "softmax"
 LENGTH = 4  # tiles of the traced problem
 STEPS = 4000  # recorded for each thread
 SHOWN = 5  # tiles shown
 LOAD, WEIGHTS, PRODUCTS = 0.5, 1.6, 1.0  # nominal lengths; the products of all consumers of a tile take PRODUCTS
 WARPGROUP = 128
 COPIES = ("tma load", "cp.async")
-READS = ("wgmma", "ldmatrix")
-TRACED = ("fused_mma", "wgmma", "hopper")
+OF_THREADS = ("load", "store")  # not of products
+NO_PIPELINE = (
+    "only forwards of one kernel on tensor cores, whose blocks visit all tiles of keys, copy tiles beside products of others"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Work from `start` on for `length` units of time. `kind` is one of COPY, PRODUCT, SOFTMAX."""
+
+    start: float
+    length: float
+    label: str
+    kind: str
+
+    @property
+    def end(self) -> float:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Bars by lane, the lanes from top to bottom, and what they show in a sentence."""
+
+    lanes: dict[str, tuple[Bar, ...]]
+    says: str
+
+    @property
+    def end(self) -> float:
+        return max(bar.end for bars in self.lanes.values() for bar in bars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +68,54 @@ class Event:
     is_copy: bool
 
 
-def traced_timeline(spec: AttentionSpec, plan: Plan) -> Timeline | None:
-    """The timeline of the first block, from a run of one head; None for schedules without a pipeline.
+def traced_timeline(spec: AttentionSpec, plan: Plan) -> Timeline | str:
+    """The timeline of the first block, from a run of one head; or why there is none.
 
     Raises DeviceError if the emulated device cannot run.
     """
-    if plan.schedule.name not in TRACED:
-        return None
+    schedule = plan.schedule
+    if plan.wanted or not (schedule.is_fused and schedule.on_tensor_cores) or schedule.packs_heads:
+        return NO_PIPELINE
     one_head = replace(spec, q_heads=None, kv_heads=None)
     length = LENGTH * max(plan.block_q, plan.block_kv)
     watch = Watch(0, tuple(range(plan.threads)) if plan.schedule.by_tma else (0,), STEPS)
     shape = Shape(1, 1, 1, length, length)
     (found,) = trace_spec(one_head, (plan.keyword,), plan.arch.name, shape, defaults(spec), watch)
-    events = list(_merged(_events(plan, sorted(found.steps, key=lambda step: step.at))))
-    return _Replay(plan, "score" if spec.normalize == "none" else spec.normalize).run(events) if events else None
+    events = [*_events(plan, sorted(found.steps, key=lambda step: step.at))]
+    weights = "score" if spec.normalize == "none" else spec.normalize
+    return _Replay(plan, weights, _copies_during_products(events)).run([*_merged(events)])
 
 
 def _events(plan: Plan, steps: Sequence[Step]) -> Iterator[Event]:
     slots = {b.name: b.bytes // max(plan.stages, 1) for b in plan.buffers if b.name in "KV"}
     for step in steps:
-        what, buffer = step.site.what, step.site.buffer
+        site, what, buffer = step.site, step.site.what, step.site.buffer
         name = "" if buffer is None else buffer.label.removesuffix("_smem")
-        is_copy = what in COPIES and step.site.writes
-        if name in slots and (is_copy or what in READS):
-            yield Event(_role(plan, step.thread, name, is_copy), name, step.offset // slots[name], is_copy)
+        is_copy = what in COPIES and site.writes
+        if name in slots and (is_copy or not (site.writes or what in (*COPIES, *OF_THREADS))):
+            yield Event(_role(plan, step.thread, name, what), name, step.offset // slots[name], is_copy)
 
 
-def _role(plan: Plan, thread: int, buffer: str, is_copy: bool) -> str:
+def _role(plan: Plan, thread: int, buffer: str, what: str) -> str:
     if not plan.schedule.is_warp_specialized:
-        return ("TMA" if plan.schedule.by_tma else "cp.async") if is_copy else ("wgmma" if plan.schedule.by_tma else "warp 0")
-    return f"TMA, {buffer}" if is_copy else f"consumer {thread // WARPGROUP}"
+        return {"tma load": "TMA", "ldmatrix": "warp 0"}.get(what, what)
+    return f"TMA, {buffer}" if what in COPIES else f"consumer {thread // WARPGROUP}"
 
 
-def _merged(events: Sequence[Event] | Iterator[Event]) -> Iterator[Event]:
+def _copies_during_products(events: Sequence[Event]) -> bool:
+    """Whether threads copy between two reads of one product."""
+    product, has_copied = None, False
+    for event in events:
+        if event.is_copy:
+            has_copied = True
+        elif has_copied and event == product:
+            return True
+        else:
+            product, has_copied = event, False
+    return False
+
+
+def _merged(events: Sequence[Event]) -> Iterator[Event]:
     """One event for all copies or reads of a tile, at the first of them, until the slot is filled or read again."""
     latest: dict[tuple[str, str, bool], Event] = {}
     copied: dict[tuple[str, int], bool] = {}
@@ -93,6 +136,8 @@ class _Replay:
 
     plan: Plan
     weights: str
+    copies_during_products: bool
+    consumers: int = 1
     lanes: dict[str, list[Bar]] = field(default_factory=dict)
     copies: dict[str, int] = field(default_factory=dict)  # so far, by buffer
     tile: dict[tuple[str, int], int] = field(default_factory=dict)  # number of the tile in a slot
@@ -103,11 +148,8 @@ class _Replay:
     last_weights: float = 0.0
     weighed: dict[tuple[str, int], float] = field(default_factory=dict)  # when the weights of a tile are ready, by consumer
 
-    @property
-    def copies_between_steps(self) -> bool:
-        return getattr(self.plan.own, "copies_between_steps", False)
-
     def run(self, events: Sequence[Event]) -> Timeline:
+        self.consumers = len({event.role for event in events if not event.is_copy})
         for event in events:
             if event.is_copy:
                 self._copy(event)
@@ -122,21 +164,21 @@ class _Replay:
         if number >= SHOWN:
             return
         start = max(self.free.get(event.role, 0.0), self.read.get(slot, 0.0), self.beside)
-        if self.copies_between_steps and self.plan.stages == 1 and event.buffer == "K":
+        if self.copies_during_products and self.plan.stages == 1 and event.buffer == "K":
             start = max(start, self.last_weights)  # during P V, not during Q K^T
         self.free[event.role] = self.ready[slot] = self._add(event.role, start, LOAD, f"{event.buffer}{number}", COPY)
 
     def _product(self, event: Event) -> None:
         slot, role = (event.buffer, event.slot), event.role
-        number, consumers = self.tile[slot], self.plan.own.consumers if self.plan.schedule.is_warp_specialized else 1
+        number = self.tile[slot]
         start = max(self.free.get("tensor cores", 0.0), self.ready[slot])
         of_scores = event.buffer == "K"
         start = max(start, self.free.get(role, 0.0) if of_scores else self.weighed.get((role, number), 0.0))
         label = f"Q K{number}" if of_scores else f"P V{number}"
-        end = self._add(f"products, {role}", start, PRODUCTS / consumers, label, PRODUCT)
+        end = self._add(f"products, {role}", start, PRODUCTS / self.consumers, label, PRODUCT)
         self.free["tensor cores"] = end
         if not self.plan.schedule.is_warp_specialized:
-            self.beside = start if self.copies_between_steps else end
+            self.beside = start if self.copies_during_products else end
         self.read[slot] = max(self.read.get(slot, 0.0), end)
         if of_scores:
             end = self._add(f"{self.weights}, {role}", end, WEIGHTS, f"{self.weights} {number}", SOFTMAX)

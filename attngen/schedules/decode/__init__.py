@@ -19,7 +19,7 @@ DECODE = Schedule(
     ),
     on_tensor_cores=True,
     packs_heads=True,
+    emulated_ns=14,
     context=Decode,
     loops=shown.loops,
-    timeline=shown.timeline,
 )

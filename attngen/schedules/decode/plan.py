@@ -48,6 +48,10 @@ class DecodePlan(mma.MmaPlan):
     copies: Copies
     early: bool = choice("launch", {True: ("programmatic dependent launch", WHY_EARLY)})  # a kernel starts while another runs
 
+    @property
+    def copies_by_tma(self) -> bool:
+        return self.copies == "tma"
+
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why this schedule cannot run the spec on `arch`; empty if it can."""

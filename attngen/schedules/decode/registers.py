@@ -43,7 +43,9 @@ def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_r
 
 
 def as_spilled(plan: Plan) -> Spilled:
-    return _as_spilled(plan.facts, plan.arch, plan.tile, plan.own.copies, plan.own.q_in_registers)
+    return _as_spilled(
+        plan.facts, plan.arch, plan.tile, "tma" if plan.own.copies_by_tma else "cp_async", bool(plan.own.q_in_registers)
+    )
 
 
 def specs_of(family: Family) -> tuple[str, ...]:

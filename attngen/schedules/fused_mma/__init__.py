@@ -19,7 +19,7 @@ FUSED_MMA = Schedule(
         registers.FAMILIES, registers.keys_of, registers.specs_of, plan.of_family, PORTABLE, registers.as_spilled
     ),
     on_tensor_cores=True,
+    emulated_ns=12,
     context=FusedMma,
     loops=shown.loops,
-    timeline=shown.timeline,
 )

@@ -13,7 +13,7 @@ FUSED_MMA_BACKWARD = Schedule(
     why_not=backward_plan.why_not,
     tiles=backward_plan.tiles,
     on_tensor_cores=True,
+    emulated_ns=30,
     context=FusedMmaBackward,
     loops=backward_shown.loops,
-    timeline=backward_shown.timeline,
 )

@@ -22,11 +22,31 @@ KERNELS = ("delta", "dk_dv", "dv", "dk", "dq", "convert_dq")  # all that there m
 
 
 @dataclass(frozen=True, slots=True)
+class KeySum:
+    """A gradient of keys, which a thread has a part of: the weights of pairs times rows."""
+
+    result: str  # dK or dV
+    weights: str  # the transposed factor's name, and where a thread has its own
+    pairs: str
+    rows: str  # Q or dO
+    keys: str  # K or V, whose place in shared memory the sum takes in the end
+    width: str  # columns in shared memory
+    columns: str  # of a warp
+    dims: str
+    factor: str
+
+    @property
+    def equation(self) -> str:
+        return f"{self.result} += {self.weights}^T {self.rows}"
+
+
+@dataclass(frozen=True, slots=True)
 class KeyKernel:
     """A kernel that owns keys, as the template sees it."""
 
     kernel: KernelText
-    sums_k: bool
+    title: str
+    sums: tuple[KeySum, ...]  # dV first
     sums_v: bool
     needs_ds: bool
     terms: tuple[Terms, ...]  # terms of captured gradients, which the kernel adds up
@@ -64,6 +84,7 @@ class FusedMmaBackward(Fused, CapturedSums):
             "diagonals": any(terms.diagonals for terms in self.term_sums()),
             "subtracts_first": self.subtracts_first,
             "adds": self.adds,
+            "multiplied_by": "split" if self.split else "mma",
         }
 
     def gradient_kernels(self) -> dict[str, KernelText]:
@@ -147,7 +168,15 @@ class FusedMmaBackward(Fused, CapturedSums):
         are = "are A operands as they are" if sums_k and sums_v else "is an A operand as it is"
         transposed = f": {operands} {are}" if operands else ""
         equations = (*self.pair_equations(needs_ds), *of_v, *of_k, *of_q)
-        return KeyKernel(kernel, sums_k, sums_v, needs_ds, terms, equations, transposed)
+        sums = tuple(s for s, wanted in ((self._dv(), sums_v), (self._dk(), sums_k)) if wanted)
+        title = " and ".join(s.result for s in reversed(sums)) or "Sums of keys"
+        return KeyKernel(kernel, title, sums, sums_v, needs_ds, terms, equations, transposed)
+
+    def _dv(self) -> KeySum:
+        return KeySum("dV", "P", "S_frag", "dO", "V", "V_WIDTH", "V_COLUMNS", "HEAD_DIM_V", self.kept_factor)
+
+    def _dk(self) -> KeySum:
+        return KeySum("dK", self.ds, "dP_frag", "Q", "K", "QK_WIDTH", "QK_COLUMNS", "HEAD_DIM", "softmax_scale")
 
     @property
     def split(self) -> str:
@@ -191,10 +220,13 @@ class FusedMmaBackward(Fused, CapturedSums):
         ]
 
     def _adding_constants(self) -> list[ConstantLine]:
-        """The constants of blocks of keys that add to dQ."""
+        """The steps of products, and the constants of blocks of keys that add to dQ."""
         own, part = self.own, self.own.dq_part
         if part is None:
-            return []
+            return [
+                ConstantLine("QK_STEPS", "QK_WIDTH / 16", "of 16 terms of S"),
+                ConstantLine("V_STEPS", "V_WIDTH / 16", "of dP"),
+            ]
         sharing = "warps that have the same keys: each its share of a tile's rows, and of the columns of dK and dV"
         return [
             ConstantLine("SHARES", own.shares, sharing),

@@ -12,8 +12,9 @@ from attngen.plan.choices import choice, decided
 from attngen.plan.decisions import wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
+from attngen.plan.own import Own
 from attngen.plan.plan import Decision, origin_of
-from attngen.plan.saved import Delta, delta_of, row_values
+from attngen.plan.saved import delta_of, row_values
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.schedules.fused_mma.needs import WHY_IDLE
@@ -38,20 +39,18 @@ class DqPart:
     added: int  # fp32 numbers that one instruction adds
 
 
-@dataclass(frozen=True, slots=True)
-class FusedMmaBackwardPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedMmaBackwardPlan(Own):
     """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
 
-    kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
     # columns of S and dP that are multiplied at once
-    part: int = choice("PART", lambda own, facts: (str(own.part), WHY_PART), kw_only=True)
+    part: int = choice("PART", lambda own, facts: (str(own.part), WHY_PART))
     split: Split  # the type of the two parts of each number; empty: numbers are not split
-    idle_copiers: bool = choice("copying threads", WHY_IDLE, kw_only=True)  # some threads copy nothing
+    idle_copiers: bool = choice("copying threads", WHY_IDLE)  # some threads copy nothing
     chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
     qk_width: int  # elements per row of Q or K in shared memory, without the padding
     v_width: int
     dq: Dq  # who adds up dQ
-    delta: Delta
     shares: int = 1  # warps that have the same keys: each has its share of a tile's rows, for the pairs, and of the columns
     dq_part: DqPart | None = None  # additions only
 
@@ -60,9 +59,19 @@ def own_plan(
     facts: SpecFacts, tile: Tile, kernels: tuple[str, ...], part: int, widths: tuple[int, int], dq: Dq, **more: Any
 ) -> FusedMmaBackwardPlan:
     copied, threads = chunk(facts.spec), 32 * tile.warps
-    idle = any(threads % (width // copied) for width in widths)
-    split, delta = operands(facts.spec).split, delta_of(facts)
-    return FusedMmaBackwardPlan(kernels, split, copied, *widths, dq, delta, part=part, idle_copiers=idle, **more)
+    qk_width, v_width = widths
+    return FusedMmaBackwardPlan(
+        kernels=kernels,
+        delta=delta_of(facts),
+        part=part,
+        split=operands(facts.spec).split,
+        idle_copiers=any(threads % (width // copied) for width in widths),
+        chunk=copied,
+        qk_width=qk_width,
+        v_width=v_width,
+        dq=dq,
+        **more,
+    )
 
 
 def widths(spec: AttentionSpec) -> tuple[int, int]:

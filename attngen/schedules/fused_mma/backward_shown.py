@@ -1,10 +1,10 @@
-"""What pages show of the backward on tensor cores: its loops and its timeline."""
+"""What pages show of the backward on tensor cores: its loops."""
 
 from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
-from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, TILES, Bar, Timeline
+from attngen.schedules.fused_mma.backward_needs import FusedMmaBackwardPlan
 from attngen.spec.attention import AttentionSpec
 
 # What each kernel that visits tiles adds up by products.
@@ -17,7 +17,7 @@ SUMS = {
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    own = plan.own
+    own = FusedMmaBackwardPlan.of_plan(plan)
     which = "not empty" if plan.bounds.per_tile else "begin to end"
     own_rows = plan.block_q // own.shares  # rows of a tile per warp
 
@@ -65,34 +65,3 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         "convert_dq": kernel("sums of dQ: global", chunks),
     }
     return {name: every[name] for name in own.kernels}
-
-
-def timeline(plan: Plan, weights: str) -> Timeline:
-    work: list[Bar] = []
-    copies: list[Bar] = []
-    start = 0.0
-    visit_tiles = {*SUMS, *(["delta"] if plan.own.delta == "sums over keys" else [])}
-    for name in plan.own.kernels:
-        if name not in visit_tiles:
-            work.append(Bar(start, 1, name.partition("_")[0], SOFTMAX))
-            start += 1.0
-            continue
-        copies.append(Bar(start, 1, "tile 0", COPY))
-        for n in range(TILES // 2):
-            begin = start + 1 + 4 * n
-            if n + 1 < TILES // 2:
-                copies.append(Bar(begin if plan.stages == 2 else begin + 3, 1, f"tile {n + 1}", COPY))
-            adds = plan.own.dq == "additions"
-            of_kernel = [(SUMS[name], PRODUCT, 1.2)] if name in SUMS else []
-            sums = [("dV, dK", PRODUCT, 0.7), ("dQ, dV, dK", PRODUCT, 0.7)] if adds else of_kernel
-            for label, kind, length in (("S, dP", PRODUCT, 1.0 if adds else 1.2), (weights, SOFTMAX, 0.6), *sums):
-                work.append(Bar(begin, length, label, kind))
-                begin += length
-        start = begin + 1
-    says = "One kernel after the other. "
-    says += (
-        "The next tile is copied into the other stage while one is multiplied."
-        if plan.stages == 2
-        else "A block waits for each tile; another block on the same multiprocessor multiplies meanwhile."
-    )
-    return Timeline({"cp.async": tuple(copies), "warps": tuple(work)}, says)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.schedules.fused_mma.plan import FusedMmaPlan
@@ -13,6 +15,15 @@ class FusedMma(ByMma):
 
     def kernels(self) -> dict[str, KernelText]:
         return self.fused_kernel("bhs", self.heads_in_l2())
+
+    def context(self) -> dict[str, Any]:
+        own, because = self.own, self.own.one_stage_because
+        copies = "two_stages" if self.plan.stages == 2 else "one_stage"
+        return super().context() | {
+            "copies": copies + ("_between" if own.copies_between_steps else ""),
+            "one_stage_because": f" {because[0].upper()}{because[1:]}." if because else "",
+            "bytes_of_tile": self.plan.block_kv * (self.spec.head_dim + self.spec.head_dim_v) * self.spec.dtype.bytes,
+        }
 
     def constants(self) -> list[ConstantLine]:
         own = self.own

@@ -11,7 +11,7 @@ FUSED_SIMT = Schedule(
     in_return="products on the ordinary arithmetic units",
     propose=plan.propose,
     tiles=plan.tiles,
+    emulated_ns=12,
     context=FusedSimt,
     loops=shown.loops,
-    timeline=shown.timeline,
 )

@@ -12,7 +12,7 @@ FUSED_SIMT_BACKWARD = Schedule(
     in_return="products on the ordinary arithmetic units",
     propose=backward_plan.propose,
     tiles=backward_plan.tiles,
+    emulated_ns=30,
     context=FusedSimtBackward,
     loops=backward_shown.loops,
-    timeline=backward_shown.timeline,
 )

@@ -8,9 +8,10 @@ from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import term_sums
 from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
+from attngen.plan.own import Own
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.room import Estimated
-from attngen.plan.saved import Delta, delta_of, row_values, row_workspaces, saved_results
+from attngen.plan.saved import delta_of, row_values, row_workspaces, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, kib, pick_tile, planned, tile_decision
@@ -44,11 +45,9 @@ OF_TILE = {square.tile: square for square in SQUARES}
 
 
 @dataclass(frozen=True, slots=True)
-class FusedSimtBackwardPlan:
+class FusedSimtBackwardPlan(Own):
     """What the fused_simt backward chooses in addition to its tile."""
 
-    kernels: tuple[str, ...]  # in launch order; only those that the wanted gradients need
-    delta: Delta
     row_threads: int  # a block's threads are a grid of row_threads x column_threads over a tile
     column_threads: int
     slice_qk: int  # terms of one partial sum of Q K^T; of dO V^T: slice_v
@@ -136,8 +135,6 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     square = OF_TILE[pick_tile(spec, arch, fit, fit, lambda t: cost(facts, OF_TILE[t]))]
     dims, dims_v = spec.head_dim, spec.head_dim_v
     own = FusedSimtBackwardPlan(
-        kernels_of(facts),
-        delta_of(facts),
         square.row_threads,
         square.column_threads,
         slice_of(dims),
@@ -145,6 +142,8 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         slice_of(square.block),
         vector_of(dims, square),
         vector_of(dims_v, square),
+        kernels=kernels_of(facts),
+        delta=delta_of(facts),
     )
     saved, terms, blocks = saved_results(facts), term_sums(facts, diagonals=True), blocks_of_an_sm(facts, arch, square)
     threads = 32 * square.warps

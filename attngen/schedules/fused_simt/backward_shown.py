@@ -1,15 +1,15 @@
-"""The loops and the timeline of the fused_simt backward, as pages show them."""
+"""The loops of the fused_simt backward, as pages show them."""
 
 from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
-from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, Bar, Timeline
+from attngen.schedules.fused_simt.backward_plan import FusedSimtBackwardPlan
 from attngen.spec.attention import AttentionSpec
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    own = plan.own
+    own = FusedSimtBackwardPlan.of_plan(plan)
     rows, columns = plan.block_q // own.row_threads, plan.block_kv // own.column_threads
 
     def dots(name: str, dims: int, terms: int, operands: str, anchor: str) -> Loop:
@@ -47,18 +47,3 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         "dq": of_rows(sums("dQ += ds K, k", spec.head_dim, "ds, K", "add_product<QK_DIMS")),
     }
     return {name: every[name] for name in own.kernels}
-
-
-def timeline(plan: Plan, weights: str) -> Timeline:
-    work, copies, start = [], [], 0.0
-    of_delta = [("delta", ("S, dP",))] if plan.own.delta == "sums over keys" else []
-    for name, products in (*of_delta, ("dk_dv", ("S, dP", "dV", "dK")), ("dq", ("S, dP", "dQ"))):
-        if name not in plan.own.kernels:
-            continue
-        copies.append(Bar(start, 1, "Q, dO" if name == "dk_dv" else "K, V", COPY))
-        first, *sums = products
-        work += [Bar(start + 1, 2, first, PRODUCT), Bar(start + 3, 1, weights, SOFTMAX)]
-        work += [Bar(start + 4 + i, 1, one, PRODUCT) for i, one in enumerate(sums)]
-        start = work[-1].end
-    lanes = {"global to shared": tuple(copies), "arithmetic": tuple(work)}
-    return Timeline(lanes, "A tile of each kernel: a block waits for it; other blocks of the multiprocessor compute meanwhile.")

@@ -9,11 +9,13 @@ from attngen.schedules.parts.fused_context import Fused
 
 
 class FusedSimt(Fused):
+    own: fused_simt.FusedSimtPlan
+
     def kernels(self) -> dict[str, KernelText]:
         return self.fused_kernel("bhsd")
 
     def constants(self) -> list[ConstantLine]:
-        own = self.plan.own
+        own = self.own
         assert isinstance(own, fused_simt.FusedSimtPlan)
         return [
             *self.fused_numbers(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from attngen.plan.arch import Arch
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
+from attngen.plan.own import Own
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.room import Estimated
 from attngen.plan.shared_memory import COLUMN, ROW, SharedBuffer, aligned
@@ -24,7 +25,7 @@ POSSIBLE = tuple(Tile(q, kv, 1, WARPS) for q in (128, 64, 32, 16) for kv in (128
 
 
 @dataclass(frozen=True, slots=True)
-class FusedSimtPlan:
+class FusedSimtPlan(Own):
     """What the fused_simt schedule chooses in addition to its tile."""
 
     slice: int  # terms of one partial sum of Q K^T

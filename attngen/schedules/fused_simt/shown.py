@@ -1,4 +1,4 @@
-"""The loops and the timeline of the fused_simt schedule, as pages show them."""
+"""The loops of the fused_simt schedule, as pages show them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
 from attngen.schedules.fused_simt import plan as fused_simt
 from attngen.schedules.parts.loops import softmax_loop, tile_loop
-from attngen.schedules.timeline import COPY, TILES, Bar, Timeline, of_a_tile
 from attngen.spec.attention import AttentionSpec
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    rows, terms = plan.block_q // fused_simt.ROW_THREADS, plan.own.slice
+    rows, terms = plan.block_q // fused_simt.ROW_THREADS, fused_simt.FusedSimtPlan.of_plan(plan).slice
     keys, dims = plan.block_kv // fused_simt.COLUMN_THREADS, spec.head_dim_v // fused_simt.COLUMN_THREADS
     slices, fours = f"{spec.head_dim} / {terms} = {spec.head_dim // terms}", f"{plan.block_kv} / 4 = {plan.block_kv // 4}"
     qk, pv = f"Q, K: shared; {rows} x {keys} of S: registers", f"P, V: shared; {rows} x {dims} of O: registers"
@@ -22,13 +21,3 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     )
     tiles = tile_loop(plan, "block", "K, V: global to shared", *products)
     return {"fused": kernel(f"Q: global to shared, {plan.block_q} rows", tiles)}
-
-
-def timeline(plan: Plan, weights: str) -> Timeline:
-    copies: list[Bar] = []
-    work: list[Bar] = []
-    for n in range(TILES - 1):
-        copies.append(Bar(4 * n, 1, f"K{n}, V{n}", COPY))
-        work += of_a_tile(4 * n + 1, n, weights)
-    lanes = {"global to shared": tuple(copies), "arithmetic": tuple(work)}
-    return Timeline(lanes, "One block: it waits for each tile; other blocks of the multiprocessor compute meanwhile.")

@@ -19,7 +19,7 @@ HOPPER = Schedule(
     on_tensor_cores=True,
     by_tma=True,
     is_warp_specialized=True,
+    emulated_ns=7,
     context=Hopper,
     loops=shown.loops,
-    timeline=shown.timeline,
 )

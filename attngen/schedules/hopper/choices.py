@@ -7,6 +7,7 @@ from typing import Literal
 
 from attngen.plan.choices import Words, choice
 from attngen.plan.facts import SpecFacts
+from attngen.plan.own import Own
 from attngen.schedules.hopper.needs import q_registers
 from attngen.schedules.parts.wgmma import slabs
 
@@ -85,8 +86,8 @@ def _output(own: HopperPlan, facts: SpecFacts) -> Words:
 IN_SHARED = "in shared memory"
 
 
-@dataclass(frozen=True, slots=True)
-class HopperPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopperPlan(Own):
     """Warp specialization: one warpgroup copies, `consumers` others multiply 64 rows each."""
 
     consumers: int

@@ -127,8 +127,6 @@ class Hopper(ByTma):
             "heaviest_rounded": self.own.row_sums == "weights, the heaviest rounded",
             "adaptive_threshold": self.own.adaptive_threshold,
             "adds_weights": softmax and not by_products,
-            "maximum_of_lanes": softmax and not self.is_bounded(),
-            "sum_of_lanes": softmax and (not by_products or self.own.adaptive_threshold),
             "argument_members": argument_members(self.kernels()["hopper"].entry.parameters, v),
             # tiles
             "tiles_by_row": any({"q_lo", "q_hi"} & {*f.arguments} for f in of_tiles),

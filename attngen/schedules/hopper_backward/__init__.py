@@ -17,7 +17,8 @@ HOPPER_BACKWARD = Schedule(
     on_tensor_cores=True,
     by_tma=True,
     is_warp_specialized=True,
+    listed_tiles=plan.FOUND,
+    emulated_ns=17.5,
     context=HopperBackward,
     loops=shown.loops,
-    timeline=shown.timeline,
 )

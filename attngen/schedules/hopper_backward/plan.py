@@ -17,6 +17,7 @@ from attngen.plan.facts import SpecFacts
 from attngen.plan.group_parts import GroupParts, rounds_of
 from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.mask_bounds import mask_bounds
+from attngen.plan.own import Own
 from attngen.plan.plan import Decision, Plan, Schedule, origin_of, refusal
 from attngen.plan.saved import needs_lse_rest, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
@@ -35,10 +36,9 @@ Registers = tuple[int, int]  # per thread of the producer, and of a consumer
 
 
 @dataclass(frozen=True, slots=True)
-class HopperBackwardPlan:
+class HopperBackwardPlan(Own):
     """The choices of this schedule beside its tile."""
 
-    kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
     dq: Dq  # who adds up dQ
     consumers: int  # warpgroups that multiply
     split_products: bool  # consumers of the kernel of keys: each its own sum for the same 64 keys, else each its own 64 keys
@@ -53,7 +53,6 @@ class HopperBackwardPlan:
     dq_registers: int = 0  # per thread, for that part
     dq_columns: int = 0  # sums of a row of dQ
     dv_steps: int = 4  # a tile's products for dV that are issued before dP is awaited
-    parts: GroupParts | None = None  # parts of a group of query heads, each with its own work tiles; None: there are no groups
     early_additions: int = 0  # additions per thread and tile of dQ that are issued between the products for dK
 
     @property

@@ -1,4 +1,4 @@
-"""What pages show of the Hopper backward: its loops and its timeline."""
+"""What pages show of the Hopper backward: its loops."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
-from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, TILES, Bar, Timeline
+from attngen.schedules.hopper_backward.plan import HopperBackwardPlan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import gradient_argument
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
+    own = HopperBackwardPlan.of_plan(plan)
     stages = f"pipeline stage, 1 of {plan.stages}"
     visited = f"tiles of {plan.block_q}, {'not empty' if plan.bounds.per_tile else 'begin to end'}"
 
@@ -33,17 +34,17 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         multiplied = Loop("tiles", visited, stages, f"{seen}: shared", "while (!is_last(visit))", inner)
         producer = role("producer", "one warp", f"{held}: global to shared by TMA", "while (next < work_tiles())", copied)
         stored = f"{sums}: registers to shared to global"
-        consumers = role("consumers", f"{plan.own.consumers} warpgroups", stored, "void compute() {", multiplied)
+        consumers = role("consumers", f"{own.consumers} warpgroups", stored, "void compute() {", multiplied)
         return kernel("one for each SM", producer, consumers, *(followers if held == "K, V" else ()))
 
-    adds = plan.own.dq == "additions"
+    adds = own.dq == "additions"
     of_one = {f"S^T, dP^T; dV += P^T dO, dK += dS^T Q{', dQ = dS K of the tile before' * adds}": "void step("}
     of_two = {"S^T; dV += P^T dO": "void issue_dv() {", "dP^T; dK += dS^T Q": "void issue_dk() {"}
-    rows = Loop("rows", str(plan.own.held), "lanes of a row", "O, dO: global", "r < DELTA_ROWS")
+    rows = Loop("rows", str(own.held), "lanes of a row", "O, dO: global", "r < DELTA_ROWS")
     every = {
         "delta": kernel("O, dO: global", rows),
         "special_rows": kernel("Q, dO: global", replace(rows, memory="Q, dO: global", anchor="row < BLOCK_ROWS")),
-        "dk_dv": of("K, V", "Q, dO", "dK, dV", of_two if plan.own.split_products else of_one),
+        "dk_dv": of("K, V", "Q, dO", "dK, dV", of_two if own.split_products else of_one),
         "add_parts": kernel(
             "partial dK, dV: global", Loop("parts", "parts", "thread", "dK, dV: registers to shared to global", "part < parts")
         ),
@@ -52,49 +53,11 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
             "sums of dQ: global",
             Loop(
                 "sums",
-                f"{plan.own.dq_registers} of a part",
+                f"{own.dq_registers} of a part",
                 "thread",
                 "dQ: registers to shared to global",
                 "void add_registers(",
             ),
         ),
     }
-    return {name: every[name] for name in plan.own.kernels}
-
-
-def timeline(plan: Plan, weights: str) -> Timeline:
-    """A consumer of the kernel that holds keys: its products, and what its threads compute beside them."""
-    if plan.own.split_products:
-        return _split_timeline(plan)
-    products: list[Bar] = [Bar(1, 1, "S 0", PRODUCT)]
-    threads: list[Bar] = []
-    copies: list[Bar] = []
-    for n in range(TILES):
-        start, copied = 2.0 + 4 * n, max(0.0, 2.0 + 4 * (n - plan.stages))
-        copies += [Bar(max(copied, n), 0.5, f"Q{n}", COPY), Bar(max(copied, n) + 0.5, 0.5, f"dO{n}", COPY)]
-        names = (f"dP {n}", f"dV {n}", f"dK {n}", *((f"S {n + 1}",) if n + 1 < TILES else ()))
-        products += [Bar(start + i, 1.0, name, PRODUCT) for i, name in enumerate(names)]
-        threads += [Bar(start, 1.0, f"P {n}", SOFTMAX), Bar(start + 1, 1.0, f"dS {n}", SOFTMAX)]
-    lanes = {"producer, TMA": tuple(copies), "wgmma": tuple(products), "threads": tuple(threads)}
-    return Timeline(lanes, "P is computed beside dP, dS beside dV; the next tile's scores are in the queue behind dK.")
-
-
-def _split_timeline(plan: Plan) -> Timeline:
-    """Both consumers of the kernel that holds keys, for the same keys: their products take turns on the tensor cores."""
-    products: list[Bar] = [Bar(1, 1, "S 0", PRODUCT), Bar(2, 1, "dP 0", PRODUCT)]
-    weights: list[Bar] = []
-    gradients: list[Bar] = []
-    copies: list[Bar] = []
-    for n in range(TILES):
-        start, copied = 2.0 + 4 * n, max(0.0, 3.0 + 4 * (n - plan.stages))
-        copies += [Bar(max(copied, n), 0.5, f"Q{n}", COPY), Bar(max(copied, n) + 0.5, 0.5, f"dO{n}", COPY)]
-        more = n + 1 < TILES
-        of_weights = (f"dV {n}", *((f"S {n + 1}",) if more else ()))
-        of_gradients = (f"dK {n}", *((f"dP {n + 1}",) if more else ()))
-        products += [Bar(start + 1 + i, 1.0, name, PRODUCT) for i, name in enumerate(of_weights)]
-        products += [Bar(start + 3 + i, 1.0, name, PRODUCT) for i, name in enumerate(of_gradients)]
-        weights.append(Bar(start, 1.0, f"P {n}", SOFTMAX))
-        gradients.append(Bar(start + 1.5, 1.0, f"dS {n}", SOFTMAX))
-    lanes = {"producer, TMA": copies, "wgmma": products, "threads of P, dV": weights, "threads of dS, dK": gradients}
-    says = "One consumer computes P beside the products of the other, dK and dP; that one computes dS beside dV and S."
-    return Timeline({name: tuple(bars) for name, bars in lanes.items()}, says)
+    return {name: every[name] for name in own.kernels}

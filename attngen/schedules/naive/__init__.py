@@ -12,7 +12,8 @@ NAIVE = Schedule(
     propose=plan.propose,
     is_tiled=False,
     is_fused=False,
+    output_columns=1,
+    emulated_ns=28,
     context=Naive,
     loops=shown.loops,
-    timeline=shown.timeline,
 )

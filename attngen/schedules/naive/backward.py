@@ -3,7 +3,6 @@
 from attngen.plan.plan import WIDEST_HEAD, Schedule
 from attngen.schedules.naive import backward_plan, backward_shown
 from attngen.schedules.naive.backward_context import NaiveBackward
-from attngen.schedules.parts.unfused_backward import timeline
 
 NAIVE_BACKWARD = Schedule(
     name="naive_backward",
@@ -14,7 +13,7 @@ NAIVE_BACKWARD = Schedule(
     propose=backward_plan.propose,
     is_tiled=False,
     is_fused=False,
+    emulated_ns=70,
     context=NaiveBackward,
     loops=backward_shown.loops,
-    timeline=timeline,
 )

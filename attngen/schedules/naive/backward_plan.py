@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attngen.plan.arch import Arch
 from attngen.plan.decisions import unfused_decisions
 from attngen.plan.facts import SpecFacts
@@ -13,18 +11,11 @@ from attngen.schedules.naive.plan import SLICE, THREADS, TILE, NaivePlan
 from attngen.schedules.parts.unfused_backward import kernels_and_workspaces
 
 
-@dataclass(frozen=True, slots=True)
-class NaiveBackwardPlan(NaivePlan):
-    """The choices of this schedule."""
-
-    kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
-
-
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     """The only naive plan there is."""
     spec = facts.spec
     kernels, kept = kernels_and_workspaces(facts)
-    own = NaiveBackwardPlan(SLICE, -(-max(spec.head_dim, spec.head_dim_v) // 32) * 32, kernels)
+    own = NaivePlan(SLICE, -(-max(spec.head_dim, spec.head_dim_v) // 32) * 32, kernels=kernels)
     gradients, weights, in_memory = unfused_decisions(facts, kept)
     decisions = (
         gradients,

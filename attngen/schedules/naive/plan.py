@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
+from attngen.plan.own import Own
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import planned
@@ -16,7 +17,7 @@ SLICE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class NaivePlan:
+class NaivePlan(Own):
     """The choices of this schedule."""
 
     slice: int  # terms of a sum that are summed by themselves

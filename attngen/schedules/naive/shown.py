@@ -1,10 +1,9 @@
-"""What pages show of this schedule: its loops, its tiles in shared memory, its timeline."""
+"""What pages show of this schedule: its loops."""
 
 from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
-from attngen.schedules.timeline import PRODUCT, SOFTMAX, Bar, Timeline
 from attngen.spec.attention import AttentionSpec
 
 
@@ -26,9 +25,3 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         **(drops if spec.dropout is not None else {}),
         "weighted_sum": of_block("P, V: global", "dimensions", f"{spec.head_dim_v}, one each", out, keys),
     }
-
-
-def timeline(plan: Plan, weights: str) -> Timeline:
-    names = [("scores", PRODUCT), *([(weights, SOFTMAX)] if weights != "score" else []), ("weighted sum", PRODUCT)]
-    bars = tuple(Bar(3 * n, 3, name, kind) for n, (name, kind) in enumerate(names))
-    return Timeline({"kernels": bars}, "One kernel after the other: the scores cross global memory between them.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attngen.emit.loops import Loop, tiles_visited
 from attngen.plan.plan import Plan
+from attngen.schedules.parts.mma import MmaPlan
 from attngen.spec.attention import AttentionSpec
 
 
@@ -20,7 +21,7 @@ def softmax_loop(plan: Plan, rows: int, memory: str = "S: registers") -> tuple[L
 
 def mma_products(plan: Plan, rows: int) -> tuple[Loop, ...]:
     """The products of a tile by mma.sync, fp32 as split operands; `rows` of a thread have weights."""
-    own = plan.own
+    own = MmaPlan.of_plan(plan)
     qk, pv = "K: shared, to registers; S: registers", f"V: shared, to registers; P, {own.v_width} columns of O: registers"
     keys, steps = (own.summed, "part < BLOCK_KV / 16 / SUMMED") if own.split else (1, "step < BLOCK_KV / 16")
     return (

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.choices import Words, choice
 from attngen.plan.facts import SpecFacts
+from attngen.plan.own import Own
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec
 
@@ -57,7 +58,7 @@ def of_products(spec: AttentionSpec) -> Words | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MmaPlan:
+class MmaPlan(Own):
     """What forwards by mma.sync choose alike beside their tile, and the widths of their tiles in elements."""
 
     q_in_registers: bool

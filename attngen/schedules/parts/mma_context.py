@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attngen.emit.constants import ConstantLine, thread_grid
 from attngen.schedules.parts.fused_context import ROW_BLOCKS, Fused
+from attngen.schedules.parts.mma import MmaPlan
 
 
 class ByMma(Fused):
     """The context of a forward in which cp.async copies rows of tiles and warps multiply them, fp32 as split operands."""
 
+    own: MmaPlan
+
     @property
     def split(self) -> str:
-        return str(self.own.split)
+        return self.own.split
 
     @property
     def v_width(self) -> str:
         """The columns of V in shared memory, as the text names them."""
         return "V_WIDTH" if self.own.split else "HEAD_DIM_V"
+
+    def context(self) -> dict[str, Any]:
+        own = self.own
+        return super().context() | {
+            "multiplied_by": "split" if own.split else "mma",
+            "queries_in": "registers" if own.q_in_registers else "shared",
+            "tiles_in": "slabs" if self.by_tma else "rows",
+            "v_width": self.v_width,
+            "split": own.split,
+            "multiply_adds": 1024 if own.split == "tf32" else 2048,
+        }
 
     def split_constants(self) -> list[ConstantLine]:
         """The constants of split operands."""

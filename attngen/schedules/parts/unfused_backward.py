@@ -1,10 +1,8 @@
-"""The kernels of backwards that keep S and dP in global memory, and what pages show of their order."""
+"""The kernels of backwards that keep S and dP in global memory."""
 
 from __future__ import annotations
 
 from attngen.plan.facts import SpecFacts
-from attngen.plan.plan import Plan
-from attngen.schedules.timeline import PRODUCT, SOFTMAX, Bar, Timeline
 from attngen.spec.expr import names_in
 from attngen.spec.gradient import gradient_argument
 from attngen.spec.operator import FLOAT_ONE
@@ -43,13 +41,3 @@ def kernels_and_workspaces(facts: SpecFacts) -> tuple[tuple[str, ...], tuple[str
         "sink_weight": "sink" in sources,
     }
     return tuple(n for n, needed in kernels.items() if needed), tuple(n for n, needed in kept.items() if needed)
-
-
-def timeline(plan: Plan, weights: str) -> Timeline:
-    kinds = dict.fromkeys(("weights", "delta", "score_gradients"), SOFTMAX)
-    names = {"weights": weights}
-    bars = tuple(
-        Bar(3 * n, 3, names.get(name, name.replace("_", " ")), kinds.get(name, PRODUCT))
-        for n, name in enumerate(plan.own.kernels)
-    )
-    return Timeline({"kernels": bars}, "One kernel after the other: S, dP and dS cross global memory between them.")

@@ -29,6 +29,7 @@ class UnfusedBackward(Unfused):
     def context(self) -> dict[str, Any]:
         return super().context() | {
             "keeps_dot": self.keeps("QK"),
+            "weight_gradient_equation": comment_text.weight_gradient_equation(self.spec),
             "score_gradient_equations": comment_text.score_gradient_equations(self.spec),
             "ds": "ds" if self.keeps("ds") else "dS",
             "derivative_reads_s": self.derivative_reads_s(),

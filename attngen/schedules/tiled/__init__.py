@@ -13,7 +13,8 @@ TILED = Schedule(
     tiles=plan.tiles,
     is_fused=False,
     layouts=shown.layouts,
+    output_columns=plan.BLOCK_DV,
+    emulated_ns=15,
     context=Tiled,
     loops=shown.loops,
-    timeline=shown.timeline,
 )

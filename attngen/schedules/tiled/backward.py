@@ -1,7 +1,6 @@
 """The backward of the schedule `tiled`, as one object."""
 
 from attngen.plan.plan import WIDEST_HEAD, Schedule
-from attngen.schedules.parts.unfused_backward import timeline
 from attngen.schedules.tiled import backward_plan, backward_shown
 from attngen.schedules.tiled.backward_context import TiledBackward
 
@@ -13,7 +12,7 @@ TILED_BACKWARD = Schedule(
     largest_head=WIDEST_HEAD,
     propose=backward_plan.propose,
     is_fused=False,
+    emulated_ns=37.5,
     context=TiledBackward,
     loops=backward_shown.loops,
-    timeline=timeline,
 )

@@ -8,16 +8,18 @@ from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Extent, Parameter
 from attngen.schedules.parts.unfused_backward_context import UnfusedBackward
+from attngen.schedules.tiled.backward_plan import TiledBackwardPlan
 from attngen.schedules.tiled.context import OfTiles
 from attngen.schedules.tiled.plan import BLOCK_DV
 
 
 class TiledBackward(OfTiles, UnfusedBackward):
+    own: TiledBackwardPlan
     DIMS = ConstantLine("BLOCK_D", BLOCK_DV, "dimensions of a gradient of a block")
 
     def context(self) -> dict[str, Any]:
         return super().context() | {
-            "fills": self.plan.own.fills,
+            "fills": self.own.fills,
             "row_floats": f"(({self.lengths['k']} + BLOCK_KV - 1) / BLOCK_KV * BLOCK_KV)",
         }
 

@@ -18,7 +18,6 @@ from attngen.spec.gradient import QKV
 class TiledBackwardPlan(TiledPlan):
     """What the tiled backward chooses in addition to its tile."""
 
-    kernels: tuple[str, ...]  # in launch order; only those that the wanted gradients need
     fills: bool  # whether pairs of empty tiles are set to zero, because a later kernel visits all pairs
 
 
@@ -33,7 +32,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     rows, columns, _ = outputs(tile)
     terms = 16 if spec.head_dim % 16 == spec.head_dim_v % 16 == 0 else 8
     pad = 32 * ROWS_PER_PAD // terms
-    own = TiledBackwardPlan(*thread_grid(tile.warps), rows, columns, terms, pad, kernels, of_captured)
+    own = TiledBackwardPlan(*thread_grid(tile.warps), rows, columns, terms, pad, of_captured, kernels=kernels)
     decisions = (
         *unfused_decisions(facts, kept),
         Decision("BLOCK_Q x BLOCK_KV", f"{tile.block_q} x {tile.block_kv}", WHY_TILE),

@@ -1,14 +1,15 @@
-"""The loops of the tiled backward, as pages show them; its timeline is that of the naive backward."""
+"""The loops of the tiled backward, as pages show them."""
 
 from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel, tiles_visited
 from attngen.plan.plan import Plan
+from attngen.schedules.tiled.backward_plan import TiledBackwardPlan
 from attngen.spec.attention import AttentionSpec
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    own = plan.own
+    own = TiledBackwardPlan.of_plan(plan)
 
     def slices(terms: str, count: int, operands: str, condition: str) -> Loop:
         held = f"{own.rows} x {own.columns}: registers"

@@ -9,12 +9,13 @@ from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Extent, Parameter
 from attngen.emit.variant import Function
 from attngen.schedules.parts.unfused_context import ThreeKernels, Unfused
-from attngen.schedules.tiled.plan import BLOCK_DV
+from attngen.schedules.tiled.plan import BLOCK_DV, TiledPlan
 
 
 class OfTiles(Unfused):
     """Kernels whose blocks compute tiles, or rows of them."""
 
+    own: TiledPlan
     DIMS = ConstantLine("BLOCK_DV", BLOCK_DV, "dimensions of O of a block")
 
     def of_tiles(self) -> tuple[Function | None, ...]:
@@ -28,10 +29,14 @@ class OfTiles(Unfused):
 
     def context(self) -> dict[str, Any]:
         context = super().context()
-        return context | {"rows_of_block": bool({"q_lo", "q_hi", "q_tile"} & set(context["tile_arguments"]))}
+        return context | {
+            "rows_of_block": bool(
+                {"q_lo", "q_hi", "q_tile"} & {*context["classify_arguments"], *self.variant.kv_range.arguments}
+            )
+        }
 
     def constants(self) -> list[ConstantLine]:
-        plan, own = self.plan, self.plan.own
+        plan, own = self.plan, self.own
         return [
             *self.numbers(),
             ConstantLine("BLOCK_Q", plan.block_q, "query rows of a block"),

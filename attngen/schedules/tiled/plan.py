@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from attngen.plan.arch import Arch
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
+from attngen.plan.own import Own
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
@@ -22,7 +23,7 @@ POSSIBLE = (*PREFERRED, Tile(64, 64, 1, 2), Tile(128, 64, 1, 4), Tile(128, 64, 1
 
 
 @dataclass(frozen=True, slots=True)
-class TiledPlan:
+class TiledPlan(Own):
     """What the tiled schedule chooses in addition to its tile."""
 
     row_threads: int  # a block's threads are a grid of row_threads x column_threads over a tile

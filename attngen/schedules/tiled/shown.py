@@ -1,4 +1,4 @@
-"""The loops, the tiles in shared memory and the timeline of the tiled schedule, as pages show them."""
+"""The loops, and the tiles in shared memory, of the tiled schedule, as pages show them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from attngen.plan.plan import Plan
 from attngen.plan.shared_memory import ROW, Layout
 from attngen.schedules.parts.loops import tile_loop
 from attngen.schedules.tiled import plan as tiled
-from attngen.schedules.timeline import COPY, PRODUCT, STORE, TILES, Bar, Timeline
 from attngen.spec.attention import AttentionSpec
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    rows, columns = plan.own.row_threads, plan.own.column_threads
+    own = tiled.TiledPlan.of_plan(plan)
+    rows, columns = own.row_threads, own.column_threads
     own_rows, own_keys = plan.block_q // rows, plan.block_kv // columns
-    slices = plan.own.slice
+    slices = own.slice
 
     def product(terms: str, count: int, operands: str, result: str, own: int, condition: str) -> Loop:
         products = Loop("products", f"{own_rows} x {own}", "thread, unrolled", f"{result}: registers", "part[r][")
@@ -38,19 +38,8 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
 
 def layouts(spec: AttentionSpec, plan: Plan) -> tuple[Layout, ...]:
     """The layouts of slices of SLICE terms. All but V are transposed, so that a row has what a warp reads in one step."""
-    terms, gap = plan.own.slice, (tiled.ROWS_PER_PAD, 4 * plan.own.pad)
+    own = tiled.TiledPlan.of_plan(plan)
+    terms, gap = own.slice, (tiled.ROWS_PER_PAD, 4 * own.pad)
     widths = {"Q": plan.block_q, "K": plan.block_kv, "P": plan.block_q}
     padded = [Layout(f"{name}, transposed", terms, 4 * width, 4 * width, ROW, gap=gap) for name, width in widths.items()]
     return (*padded, Layout("V", terms, 4 * tiled.BLOCK_DV, 4 * tiled.BLOCK_DV, ROW))
-
-
-def timeline(plan: Plan, weights: str) -> Timeline:
-    fetches, stores, products = [Bar(0, 1, "fetch 0", COPY)], [], []
-    for n in range(TILES):
-        start = 1 + 2.5 * n
-        stores.append(Bar(start, 0.5, str(n), STORE))
-        products.append(Bar(start + 0.5, 2, f"multiply {n}", PRODUCT))
-        if n + 1 < TILES:
-            fetches.append(Bar(start + 0.5, 1, f"fetch {n + 1}", COPY))
-    lanes = {"global to registers": tuple(fetches), "registers to shared": tuple(stores), "arithmetic": tuple(products)}
-    return Timeline(lanes, "One product: the next slices are fetched into registers while this one is multiplied.")

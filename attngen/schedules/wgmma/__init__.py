@@ -24,7 +24,7 @@ WGMMA = Schedule(
     ),
     on_tensor_cores=True,
     by_tma=True,
+    emulated_ns=7,
     context=FusedWgmma,
     loops=shown.loops,
-    timeline=shown.timeline,
 )

@@ -94,11 +94,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -389,7 +389,8 @@ gpt2_softmax(
 #pragma unroll 4
     for (int k = first; k < end; k += THREADS * 4) {
         Vector<float, 4> s = *(const Vector<float, 4>*)&row[k];
-        for (int e = 0; e < 4; ++e) s.at[e] = expf(s.at[e] - shift) * inverse;
+        for (int e = 0; e < 4; ++e)
+            s.at[e] = expf(s.at[e] - shift) * inverse;
         *(Vector<float, 4>*)&row[k] = s;
     }
 }
@@ -445,8 +446,9 @@ gpt2_weighted_sum(
     Vector<fp16, 4> v_share[SHARE<SLICE, BLOCK_DV>];
     const auto fetch_from = [&](int k) {
         fetch_slice<BLOCK_Q, SLICE>(p_share, p_mine + k, p_stride_s, 1, true, q_len - q_lo);
-        fetch_slice<SLICE, BLOCK_DV>(v_share, v_mine + k * v_stride_s, v_stride_s, v_stride_d, v_vectors, kv_len - k,
-                                     HEAD_DIM_V - d_lo);
+        fetch_slice<SLICE, BLOCK_DV>(
+            v_share, v_mine + k * v_stride_s, v_stride_s, v_stride_d, v_vectors,
+            kv_len - k, HEAD_DIM_V - d_lo);
     };
 
     float O_frag[ROWS][DIMS] = {};
@@ -481,7 +483,8 @@ gpt2_weighted_sum(
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;
-        fp16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;
+        fp16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h
+            + q_idx * o_stride_s;
         for (int c = 0; c < DIMS; ++c) {
             const int d = d_lo + column_of(c);
             if (d < HEAD_DIM_V) o_row[d * o_stride_d] = to_fp16(O_frag[r][c]);

@@ -325,11 +325,11 @@ __device__ __forceinline__ void wgmma_pv(float (&d)[36], const unsigned (&a)[4],
 
 // 3. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -396,36 +396,42 @@ using KTile = SlabTile<BLOCK_KV, QK_SLABS>;
 using VTile = SlabTile<BLOCK_KV, V_SLABS, 1>;  // with a slab of ones
 using OTile = SlabTile<16, OUTPUT_SLABS>;  // output rows of a warp
 
-// A ring of STAGES tiles in shared memory, and a position in it: the current stage, and the parity of the current phase of
-// its mbarriers, which flips each time the position passes the end of the ring.
-//     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
-template <typename Tile> struct Ring {
-    Tile first;                // of [STAGES]
-    unsigned long long* full;  // [STAGES]
+// A place in a ring of stages: the stage, and the parity of the current phase of its mbarriers, which flips each time the
+// position passes the end of the ring.
+struct Position {
     int index = 0;
     unsigned phase = 0;
 
-    // One thread: copies a tile of K or V, of which `row` is the first row, to `stage`
-    __device__ __forceinline__ void load_async(int stage, const HeadRows& rows, int row) const {
-        const Tile tile = {first.smem + stage * Tile::BYTES};
-        tile.load_async(rows, full + stage, row, L2_EVICT_LAST);
-    }
-    __device__ __forceinline__ void wait_full() const { mbarrier_wait(full + index, phase); }
-    __device__ __forceinline__ void advance() {
-        if (++index == STAGES) index = 0, phase ^= 1;
+    __device__ __forceinline__ void advance(int stages) {
+        if (++index == stages) index = 0, phase ^= 1;
     }
 };
 
-// A ring between a producer and consumers. Each role has its own copy of this object: tiles and mbarriers are shared, the
-// position is not.
+// A ring of tiles in shared memory, one for each stage.
+//     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
+template <typename Tile> struct Ring {
+    Tile first;                // of the stages
+    unsigned long long* full;  // one for each stage
+
+    __device__ __forceinline__ Tile tile(int stage) const { return {first.smem + stage * Tile::BYTES}; }
+    // One thread: copies a tile, of which `row` is the first row, to `stage`
+    template <typename Rows = HeadRows>
+    __device__ __forceinline__ void load_async(int stage, const Rows& rows, int row,
+                                               unsigned long long l2_hint = L2_EVICT_LAST) const {
+        tile(stage).load_async(rows, full + stage, row, l2_hint);
+    }
+    __device__ __forceinline__ void wait_full(const Position& at) const { mbarrier_wait(full + at.index, at.phase); }
+};
+
+// A ring between a producer and consumers. Tiles and mbarriers are shared; each role has a position of its own.
 //     empty[stage]  a phase of it ends when all readers of the stage have released it: then the next tile may be copied there
 template <typename Tile> struct Pipeline : Ring<Tile> {
-    unsigned long long* empty;  // [STAGES]
+    unsigned long long* empty;  // one for each stage
 
     // The producer, before it copies: waits until the stage is empty. In the first round it is, and the wait returns at once
-    __device__ __forceinline__ void acquire() const { mbarrier_wait(empty + this->index, this->phase ^ 1); }
+    __device__ __forceinline__ void acquire(const Position& at) const { mbarrier_wait(empty + at.index, at.phase ^ 1); }
     // A reader, when it has read the stage
-    __device__ __forceinline__ void release() const { mbarrier_arrive(empty + this->index); }
+    __device__ __forceinline__ void release(const Position& at) const { mbarrier_arrive(empty + at.index); }
 };
 
 // 5. Work tiles
@@ -447,25 +453,14 @@ __device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_he
 }
 constexpr int END = -1;  // as a q_block: there is no more work
 
-// Passes work tiles to the other roles; the producer takes them from the counter. There are two slots, used in turn: a work
-// tile's slot is the parity of its phase, and the other slot still has the previous work tile.
-//     full   a phase of it ends when the work tile is written and its rows of Q have arrived
-//     empty  a phase of it ends when all have read both: each thread of the consumers, and the thread that copies V
-struct WorkQueue {
-    volatile WorkTile* slots;  // [2]
-    unsigned long long *full, *empty;
-    unsigned phase = 0;  // of the current work tile
+// The work tiles that the producer publishes, in shared memory. There are two places, used in turn: a work tile's place is the
+// parity of its phase, and the other one still has the previous work tile.
+struct TileFeed {
+    WorkTile works[2];
 
-    __device__ __forceinline__ const volatile WorkTile& current() const { return slots[phase]; }
-    __device__ __forceinline__ const volatile WorkTile& previous() const { return slots[phase ^ 1]; }
-    __device__ __forceinline__ void acquire() const { mbarrier_wait(empty, phase ^ 1); }  // producer, before it writes the slot
-    __device__ __forceinline__ void write(int q_block, int h_idx, int b_idx) const {
-        slots[phase].q_block = q_block, slots[phase].h_idx = h_idx, slots[phase].b_idx = b_idx;
+    __device__ __forceinline__ void write(const Position& at, const WorkTile& work) volatile {
+        works[at.phase].q_block = work.q_block, works[at.phase].h_idx = work.h_idx, works[at.phase].b_idx = work.b_idx;
     }
-    __device__ __forceinline__ void publish() const { mbarrier_arrive(full); }           // producer, when it has written it
-    __device__ __forceinline__ void wait_full() const { mbarrier_wait(full, phase); }    // before a role reads the slot
-    __device__ __forceinline__ void release() const { mbarrier_arrive(empty); }          // when it has read it
-    __device__ __forceinline__ void advance() { phase ^= 1; }
 };
 
 // 6. The kernel: one warpgroup copies, the others multiply
@@ -498,7 +493,7 @@ struct WorkQueue {
 __device__ constexpr int row_in_pair(int i) { return i / 2 % 2; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-// The largest over the four lanes that share a row.
+// The largest of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
@@ -512,10 +507,17 @@ struct Block {
 
     QTile q;  // the rows of the current work tile
     Pipeline<KTile> k;
+    Position k_at;  // where this role is in `k`, and below in the others
     Pipeline<VTile> v;  // with a slab of ones
+    Position v_at;
     OTile o;         // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
-    WorkQueue work;  // the work tiles, and which one is current
+    // full: when the work tile is written and its rows of Q have arrived. empty: when each thread of the consumers has read both,
+    // and the one that copies V the work tile
+    Pipeline<volatile TileFeed*> feed;
+    Position work_at;
 
+    __device__ __forceinline__ const volatile WorkTile& current_work() const { return feed.first->works[work_at.phase]; }
+    __device__ __forceinline__ const volatile WorkTile& previous_work() const { return feed.first->works[work_at.phase ^ 1]; }
     __device__ __forceinline__ int work_tiles() const { return (q_len + BLOCK_Q - 1) / BLOCK_Q * q_heads * batch; }
 
     // The tiles that have keys for a block of rows
@@ -534,8 +536,8 @@ struct Block {
     // All threads, before the roles begin
     __device__ __forceinline__ void set_up() const {
         if (threadIdx.x == 0) {
-            mbarrier_init(work.full, 1);
-            mbarrier_init(work.empty, 128 * CONSUMERS + 1);  // consumer threads, and the one that copies V
+            mbarrier_init(feed.full, 1);
+            mbarrier_init(feed.empty, 128 * CONSUMERS + 1);  // consumer threads, and the one that copies V
             for (int stage = 0; stage < STAGES; ++stage) {
                 mbarrier_init(k.full + stage, 1);
                 mbarrier_init(v.full + stage, 1);
@@ -547,13 +549,13 @@ struct Block {
             for (int i = threadIdx.x; i < VTile::SLAB_BYTES / 4; i += THREADS)
                 ((unsigned*)(v.first.smem + stage * VTile::BYTES + V_SLABS * VTile::SLAB_BYTES))[i] = TWO_ONES;
         async_proxy_fence();  // makes what threads wrote visible to TMA and wgmma
-        __syncthreads();  // the barriers and the ones are there; after this no wait is for the whole block
+        __syncthreads();  // what is written here is there; after this no wait is for the whole block
     }
 };
 
 // The producer warpgroup: loads. A few of its threads copy, as far ahead of the products as there are empty buffers.
 struct Producer : Block {
-    // One thread: takes work tiles until none is left; copies the queries and keys of each
+    // One thread: takes work tiles until none is left; publishes each and copies its queries and keys
     __device__ __forceinline__ void load_queries_and_keys() {
         const int works = work_tiles();
         for (int next = blockIdx.x; next < works; next = next_work_tile(works)) {
@@ -563,11 +565,11 @@ struct Producer : Block {
             const TileRange tiles = tiles_of(q_block);
             publish(q_block, h_idx, b_idx);
             for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) load_key_tile(tile, keys);
-            work.advance();
+            work_at.advance(1);
         }
-        work.acquire();
-        work.write(END, 0, 0);
-        work.publish();
+        feed.acquire(work_at);
+        feed.first->write(work_at, {END, 0, 0});
+        mbarrier_arrive(feed.full);
     }
 
     // The next work tile by the counter, taken when all tiles of the last one have been copied
@@ -577,26 +579,26 @@ struct Producer : Block {
 
     // Publishes a work tile to all roles, and copies its rows of Q
     __device__ __forceinline__ void publish(int q_block, int h_idx, int b_idx) {
-        work.acquire();
-        work.write(q_block, h_idx, b_idx);
-        q.load_async({q_map, h_idx, b_idx}, work.full, q_block * BLOCK_Q, L2_EVICT_FIRST);
+        feed.acquire(work_at);
+        feed.first->write(work_at, {q_block, h_idx, b_idx});
+        q.load_async({q_map, h_idx, b_idx}, feed.full, q_block * BLOCK_Q, L2_EVICT_FIRST);
     }
 
     // Copies the keys of a tile as soon as a stage is empty
     __device__ __forceinline__ void load_key_tile(int tile, const HeadRows& keys) {
-        k.acquire();
-        k.load_async(k.index, keys, tile * BLOCK_KV);
-        k.advance();
+        k.acquire(k_at);
+        k.load_async(k_at.index, keys, tile * BLOCK_KV);
+        k_at.advance(STAGES);
     }
 
     // One thread: copies the values of each work tile
     __device__ __forceinline__ void load_values() {
-        for (;; work.advance()) {
-            work.wait_full();
-            const int q_block = work.current().q_block;
+        for (;; work_at.advance(1)) {
+            feed.wait_full(work_at);
+            const int q_block = current_work().q_block;
             if (q_block == END) break;
-            const int h_idx = work.current().h_idx, b_idx = work.current().b_idx;
-            work.release();
+            const int h_idx = current_work().h_idx, b_idx = current_work().b_idx;
+            feed.release(work_at);
             const HeadRows values = {v_map, h_idx / (q_heads / kv_heads), b_idx};
             const TileRange tiles = tiles_of(q_block);
             for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) load_value_tile(tile, values);
@@ -604,9 +606,9 @@ struct Producer : Block {
     }
 
     __device__ __forceinline__ void load_value_tile(int tile, const HeadRows& values) {
-        v.acquire();
-        v.load_async(v.index, values, tile * BLOCK_KV);
-        v.advance();
+        v.acquire(v_at);
+        v.load_async(v_at.index, values, tile * BLOCK_KV);
+        v_at.advance(STAGES);
     }
 };
 
@@ -740,12 +742,12 @@ struct Consumer : Block {
         thread = threadIdx.x % 128, lane = thread % 32;
         lane_row = WARPGROUP_ROWS * consumer + 16 * (thread / 32) + lane / 4;
         k_operand = k.first.k_major(), v_operand = v.first.mn_major();
-        work.phase = 1;  // the first next_work_tile() makes it 0
+        work_at.phase = 1;  // the first next_work_tile() makes it 0
     }
 
     // Issues S = Q K^T
     __device__ __forceinline__ void issue_qk() {
-        const unsigned long long k_tile = smem_descriptor(k_operand + k.index * (KTile::BYTES / 16));
+        const unsigned long long k_tile = smem_descriptor(k_operand + k_at.index * (KTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
@@ -755,7 +757,7 @@ struct Consumer : Block {
 
     // Issues O += P V; the columns of ones add up the rows of P
     __device__ __forceinline__ void issue_pv() {
-        const unsigned long long v_tile = smem_descriptor(v_operand + v.index * (VTile::BYTES / 16));
+        const unsigned long long v_tile = smem_descriptor(v_operand + v_at.index * (VTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step)
@@ -764,9 +766,9 @@ struct Consumer : Block {
         begun = true;
     }
 
-    // Releases a stage of `ring` that the products have read: the producer may copy the next tile there
-    template <typename Tile> __device__ __forceinline__ void release_stage(const Pipeline<Tile>& ring) {
-        if (thread == 0) ring.release();
+    // Releases the stage that the products have read: the producer may copy the next tile there
+    template <typename Tile> __device__ __forceinline__ void release_stage(const Pipeline<Tile>& ring, const Position& at) {
+        if (thread == 0) ring.release(at);
     }
 
     // S = -inf where the mask forbids. A full tile (PARTIAL is false) has no such pair
@@ -810,7 +812,7 @@ struct Consumer : Block {
 
     // Q K^T of the first tile, with no other product in flight
     __device__ __forceinline__ void first_scores() {
-        k.wait_full();
+        k.wait_full(k_at);
         issue_qk();
         wgmma_wait<0>();
         wgmma_received(frag.S);
@@ -818,20 +820,20 @@ struct Consumer : Block {
 
     // Moves to the next tile: its Q K^T overlaps with P V of this tile; then its weights are computed
     template <bool PARTIAL> __device__ __forceinline__ void step() {
-        k.wait_full();
+        k.wait_full(k_at);
         issue_qk();
-        v.wait_full();
+        v.wait_full(v_at);
         issue_pv();
         wgmma_wait<1>();
         wgmma_received(frag.S);
-        release_stage(k);
-        k.advance();
+        release_stage(k, k_at);
+        k_at.advance(STAGES);
         score_tile<PARTIAL>();
         const bool rescale = softmax_tile<PARTIAL, false>();
         wgmma_wait<0>();
         wgmma_received(frag.O);
-        release_stage(v);
-        v.advance();
+        release_stage(v, v_at);
+        v_at.advance(STAGES);
         if (rescale) {
 #pragma unroll
             for (int i = 0; i < OUTPUT_COLUMNS / 2; ++i) frag.O[i] *= softmax.alpha[row_in_pair(i)];
@@ -878,9 +880,9 @@ struct Consumer : Block {
 
     // Moves to the next work tile: its coordinates, its first tile, its Q
     __device__ __forceinline__ void next_work_tile() {
-        work.advance();
-        work.wait_full();
-        q_block = work.current().q_block;
+        work_at.advance(1);
+        feed.wait_full(work_at);
+        q_block = current_work().q_block;
         any = false;
         if (q_block == END) return;
         q_lo = q_block * BLOCK_Q;
@@ -926,17 +928,17 @@ struct Consumer : Block {
         next_work_tile();
         bool scored = false;  // whether S has the scores of the first tile
         while (q_block != END) {
-            work.release();  // each lane has read Q and the work tile: the next may replace them
+            feed.release(work_at);  // each lane has read Q and the work tile: the next may replace them
             begin_rows();
             if (!any) {
                 clear_output();
-                epilogue(work.current());
+                epilogue(current_work());
                 next_work_tile();
                 continue;
             }
             if (!scored) first_scores();
-            release_stage(k);
-            k.advance();
+            release_stage(k, k_at);
+            k_at.advance(STAGES);
             first_weights();
             --tile;
 #pragma unroll 1
@@ -946,26 +948,26 @@ struct Consumer : Block {
             // The last P V of this work tile overlaps with the first Q K^T of the next one, and that with storing O. Each
             // branch has everything from issue to wait: otherwise ptxas serializes the products
             next_work_tile();
-            v.wait_full();
+            v.wait_full(v_at);
             scored = any;
             if (scored) {
                 issue_pv();
-                k.wait_full();
+                k.wait_full(k_at);
                 issue_qk();
                 wgmma_wait<1>();
                 wgmma_received(frag.O);
-                release_stage(v);
-                epilogue(work.previous());
+                release_stage(v, v_at);
+                epilogue(previous_work());
                 wgmma_wait<0>();
                 wgmma_received(frag.S);
             } else {
                 issue_pv();
                 wgmma_wait<0>();
                 wgmma_received(frag.O);
-                release_stage(v);
-                epilogue(work.previous());
+                release_stage(v, v_at);
+                epilogue(previous_work());
             }
-            v.advance();
+            v_at.advance(STAGES);
         }
         if (lane == 0) tma_store_wait<0>();  // the copies read shared memory, which the block frees when it ends
     }
@@ -983,16 +985,15 @@ gpt2_hopper(
 
     unsigned long long* const work_full = (unsigned long long*)(smem + BARRIERS_SMEM);
     unsigned long long *const k_full = work_full + 2, *const v_full = k_full + 2 * STAGES;
-    volatile WorkTile* const slots = (volatile WorkTile*)(smem + WORK_TILES_SMEM);
     const Block block = {
         &q_map, &k_map, &v_map, &o_map,
         next_work,
         batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2,
         {smem + Q_SMEM},
-        {{{smem + K_SMEM}, k_full}, k_full + STAGES},
-        {{{smem + V_SMEM}, v_full}, v_full + STAGES},
+        {{{smem + K_SMEM}, k_full}, k_full + STAGES}, {},
+        {{{smem + V_SMEM}, v_full}, v_full + STAGES}, {},
         {smem + O_SMEM},
-        {slots, work_full, work_full + 1},
+        {{(volatile TileFeed*)(smem + WORK_TILES_SMEM), work_full}, work_full + 1}, {},
     };
     block.set_up();
 

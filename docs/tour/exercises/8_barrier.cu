@@ -132,11 +132,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -149,10 +149,9 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
     };
 }
 
-// The same for a block of keys: rows for which no key of the block is allowed, and rows for which every key is.
 struct QRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // rows outside allow no key of the block
+    int full_begin, full_end;  // rows inside allow every key
 };
 
 // The range for keys kv_lo to kv_hi, solved from q >= k.
@@ -281,8 +280,8 @@ __device__ __forceinline__ void store_sum(
 //
 //     delta[q] = sum over d of dO[q, d] * O[q, d]
 //
-// which is sum over k of P[k] * dP[k], for O is P V. A thread computes a row, in the order of the sums of dP: in
-// a row of one key, delta is dP bit by bit, and dS is 0.
+// which is sum over k of P[k] * dP[k], for O is P V. A thread computes a row, in the order of the sums
+// of dP: in a row of one key, this sum is dP bit by bit, and dS is 0.
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 gpt2_backward_delta(
@@ -431,7 +430,8 @@ gpt2_backward_dk_dv(
     fp16* dk_head = dK + b_idx * dk_stride_b + kv_h_idx * dk_stride_h;
     store_sum<QK_DIMS, QK_VECTOR>(dk_head + kv_lo * dk_stride_s, dk_stride_s, dk_stride_d, dK_frag, softmax_scale, kv_len - kv_lo);
     fp16* dv_head = dV + b_idx * dv_stride_b + kv_h_idx * dv_stride_h;
-    store_sum<V_DIMS, V_VECTOR>(dv_head + kv_lo * dv_stride_s, dv_stride_s, dv_stride_d, dV_frag, 1.0f, kv_len - kv_lo);
+    store_sum<V_DIMS, V_VECTOR>(dv_head + kv_lo * dv_stride_s, dv_stride_s, dv_stride_d, dV_frag, 1.0f,
+                               kv_len - kv_lo);
 }
 
 // 9. dQ

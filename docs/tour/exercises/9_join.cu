@@ -188,11 +188,11 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
+// Indices outside a range are not visited: no pair of theirs is allowed.
 
 struct KvRange {
-    int begin, end;
-    int full_begin, full_end;
+    int begin, end;  // keys outside are forbidden for every row of the block
+    int full_begin, full_end;  // keys inside are allowed for every row
 };
 
 // The range for rows q_lo to q_hi, solved from q >= k.
@@ -246,16 +246,18 @@ using VTile = WarpTile<HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>;
 //         m  = m'
 //     O = O / l
 //
-// A block computes this for the keys of one split, and writes O before the division by l, m and l. A warp visits every
-// (splits * WARPS)-th tile of keys.
+// A block computes this for the keys of one split. A warp visits every (splits * WARPS)-th tile of keys.
+// The block writes O before the division by l, m and l.
 // Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
 // 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 
-// The largest, and the sum, over the four lanes that share a row.
+// The largest of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
+
+// The sum of four numbers, of the lanes that share a row.
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
@@ -413,7 +415,7 @@ gpt2_split(
     const KvRange range = kv_range(q_lo, q_hi, kv_len);
     const int tile_begin = range.begin / BLOCK_KV, tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
 
-    const int first_tile = tile_begin + split * WARPS + warp, step = splits * WARPS;  // the warp's tiles
+    const int first_tile = tile_begin + split * WARPS + warp, tile_step = splits * WARPS;  // the warp's tiles
     if (splits > 1 && tile_begin + split * WARPS >= tile_end) {  // the split has no key
         if ((int)threadIdx.x < block_rows) split_max[part_of(threadIdx.x)] = -INF;
         return;
@@ -440,7 +442,7 @@ gpt2_split(
             VTile{V_warp + stage * VTile::ELEMENTS}.load_async(v_head, v_stride_s, next * BLOCK_KV, kv_len);
         }
         cp_async_commit();
-        next += step;
+        next += tile_step;
     };
 
     for (int i = 0; i < STAGES - 1; ++i) copy_next(i);
@@ -450,7 +452,8 @@ gpt2_split(
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
     const fp16* q_fragment = Q_smem + lane % 16 * Q_STRIDE + lane / 16 * 8;
     unsigned Q_frag[ROW_BLOCKS][K_STEPS][4];
-    for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[0][step], q_fragment + 16 * step);
+    for (int m = 0; m < ROW_BLOCKS; ++m)
+        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
     // The indices of a thread's rows; those past the last one are read as the last
     int q_idx_of[ROWS];
     for (int r = 0; r < ROWS; ++r) {
@@ -465,7 +468,7 @@ gpt2_split(
     }
 
     int stage = 0;
-    for (int tile = first_tile; tile < tile_end; tile += step) {
+    for (int tile = first_tile; tile < tile_end; tile += tile_step) {
         cp_async_wait<STAGES - 2>();  // this lane's copies of the tile have arrived
         __syncwarp();  // all lanes' copies have arrived, and all lanes are done with the previous stage
         copy_next(stage == 0 ? STAGES - 1 : stage - 1);

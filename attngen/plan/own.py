@@ -1,0 +1,49 @@
+"""`Own`: what a schedule chooses beside the fields of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from attngen.plan.group_parts import GroupParts
+from attngen.plan.saved import Delta
+from attngen.plan.split_keys import Splits
+
+if TYPE_CHECKING:
+    from attngen.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """The base of each schedule's own choices. Its members are all that code outside of `attngen.schedules` reads of them: a
+    schedule sets those that it chooses."""
+
+    kernels: tuple[str, ...] = ()  # of a backward, in launch order: those that the wanted gradients need
+    delta: Delta = ""  # what a backward computes delta from, if it has a choice
+    parts: GroupParts | None = None  # parts of a group of query heads, each with its own work tiles; None: there are no groups
+    splits: Splits | None = None  # how many blocks the keys of a tile of rows are split over; None: they are not
+    q_in_registers: bool | None = None  # the fragments of Q stay in registers, or in shared memory; None: there is no choice
+
+    @property
+    def held(self) -> int:
+        """The rows that a block holds; 0: those of a tile."""
+        return 0
+
+    @property
+    def held_keys(self) -> int:
+        """The keys that a block holds; 0: those of a tile."""
+        return 0
+
+    @property
+    def copies_by_tma(self) -> bool:
+        """Whether TMA copies the tiles of a schedule that may copy them otherwise."""
+        return False
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Self:
+        """The choices of a plan whose schedule has this kind of them."""
+        assert isinstance(plan.own, cls)
+        return plan.own
+
+
+NONE = Own()
