@@ -21,7 +21,7 @@ ORDER = """
     mbarrier mbarrier_arrive mbarrier_wait mbarrier_init_fence tma_load tma_load_5d bulk_load tma_store tma_store_5d
     ldmatrix ldmatrix_trans ldmatrix_x2 stmatrix stmatrix_trans global_add global_add_one keep_order
     mma_fp16 mma_bf16 mma_tf32 split_tf32 split_bf16 proxy_fence setmaxnreg wgmma wgmma_unset named_barrier named_barrier_any
-    lane_reduce reduce_add_redux reduce_add_shuffles exact_sum philox permute_bytes split_sum
+    lane_reduce reduce_add_redux reduce_add_shuffles exact_sum philox permute_bytes two_sum
 """
 FORMS = ("fp16", "bf16", "tf32", "fp32", "redux", "shuffles")
 

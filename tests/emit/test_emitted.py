@@ -110,6 +110,14 @@ def test_every_spec_compiles_for_the_oldest_and_the_newest_architecture(
         assert compile_text(source).code
 
 
+@pytest.mark.parametrize("schedule", ["fused", "decode"])
+def test_a_forward_that_saves_what_lse_lacks_compiles(schedule: str) -> None:
+    spec = shipped("dense_mask", "fp32")
+    plan = choose(spec, ARCHES["sm_80"], schedule, saves_lse=True)
+    assert {"lse", "lse_rest"} <= {tensor.name for tensor in emit(spec, plan).tensors}
+    assert compile_text(emit(spec, plan)).code
+
+
 @pytest.mark.parametrize("name", ["gpt2", "packed_documents", "gpt_oss_sinks"])
 @pytest.mark.parametrize("schedule", ["naive", "tiled", "fused"])
 def test_the_text_is_self_contained_and_says_nothing_of_its_maker(name: str, schedule: str) -> None:
