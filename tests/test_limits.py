@@ -62,7 +62,10 @@ REFUSED: dict[str, Callable[[], object]] = {
     "has elements of fp32; expected fp16": lambda: call(k=Q.float()),
     "sum is not in this language": lambda: plain(score="sum(s)"),
     "rand is not in this language": lambda: plain(score="rand()"),
-    "head size 264 is out of range": lambda: plain(head_dim=264),
+    "its heads have at most 256 elements": lambda: attngen.compile(
+        attngen.define(head_dim=264), kernel="fused", device="emulated"
+    ),
+    "no schedule has such heads": lambda: attngen.compile(attngen.define(head_dim=584), device="emulated"),
     "head size 13 is not a multiple of 8": lambda: plain(head_dim=13),
     "param n is 2147483648; expected at most 1073741824 in magnitude": lambda: Attention(
         mask="q - k < n", params={"n": ("int", 1)}

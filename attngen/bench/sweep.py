@@ -31,7 +31,7 @@ Tensors = dict[str, Any]
 QKV = tuple[Any, Any, Any]
 Params = dict[str, int | float]
 
-SLOW_SCHEDULES_UP_TO = 4096  # of schedules that store S x S scores: longer problems take too long
+SLOW_SCHEDULES_UP_TO = 4096  # rows, by schedules that store S x S scores: longer problems take too long
 
 
 @dataclass(frozen=True, slots=True)

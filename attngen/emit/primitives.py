@@ -44,7 +44,7 @@ class Piece:
 
     text: str
     defines: frozenset[str]  # the names by which others need it; of a function, as it is called; empty: the piece stays
-    names: frozenset[str]  # that it needs itself
+    names: frozenset[str]  # what it needs itself
 
     def without_members(self, names: set[str]) -> Piece:
         """The piece without the constants of a type that neither it nor the text after it, with these `names`, reads."""
@@ -99,7 +99,7 @@ def pieces_of(text: str) -> tuple[Piece, ...]:
 
 
 def _pieces(lines: list[str]) -> Iterator[Piece]:
-    begin = at = 0  # of the lines that are not in a piece yet
+    begin = at = 0  # the lines that are not in a piece yet
     while at < len(lines):
         if not _DEFINITION.match(lines[at]):
             at += 1

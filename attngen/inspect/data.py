@@ -79,7 +79,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "block_kv": plan.block_kv,
         "warps": plan.warps,
         "stages": plan.stages,
-        "decisions": [asdict(d) for d in plan.decisions],
+        "decisions": [{"field": d.field, "value": d.value, "because": d.because} for d in plan.decisions],
         "shared_bytes": plan.shared_bytes,
         "shared_limit": plan.arch.shared_per_block,
         "shared_buffers": [asdict(b) for b in shared_ranges(plan)],

@@ -18,7 +18,7 @@ class Own:
     """The base of each schedule's own choices. Its members are all that code outside of `attngen.schedules` reads of them: a
     schedule sets those that it chooses."""
 
-    kernels: tuple[str, ...] = ()  # of a backward, in launch order: those that the wanted gradients need
+    kernels: tuple[str, ...] = ()  # a backward's, in launch order: those that the wanted gradients need
     delta: Delta = ""  # what a backward computes delta from, if it has a choice
     parts: GroupParts | None = None  # parts of a group of query heads, each with its own work tiles; None: there are no groups
     splits: Splits | None = None  # how many blocks the keys of a tile of rows are split over; None: they are not

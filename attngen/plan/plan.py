@@ -25,8 +25,8 @@ from attngen.spec.attention import AttentionSpec, QPlace, Storage
 Direction = Literal["forward", "backward"]
 WITH_GRADIENTS: tuple[Storage, ...] = ("dense", "packed")
 NO_GRADIENTS_OF_CACHES = "padded keys and keys in pages are a cache for inference, and have no gradients"
-LARGEST_HEAD = 256  # of schedules whose threads hold columns of O, or of gradients, in registers
-WIDEST_HEAD = 576  # of the others: rows of latent keys
+LARGEST_HEAD = 256  # the widest of schedules whose threads hold columns of O, or of gradients, in registers
+WIDEST_HEAD = 576  # the widest of the others: rows of latent keys
 BACKWARD_SUFFIX = "_backward"  # ends the name of a schedule that computes gradients
 
 
@@ -131,12 +131,12 @@ class Schedule:
     layouts: Callable[[AttentionSpec, Plan], tuple[Layout, ...]] = lambda spec, plan: layouts(plan.buffers)  # for its tiles
     # properties that shared code branches on
     is_tiled: bool = True  # tiles of the mask are classified
-    output_columns: int = 0  # of O that a block computes of the weights that it reads; 0: all
+    output_columns: int = 0  # columns of O that a block computes from the weights that it reads; 0: all
     is_fused: bool = True  # scores and weights stay on the chip, one tile at a time
     on_tensor_cores: bool = False
     by_tma: bool = False  # TMA copies the tiles, which then lie swizzled in shared memory
     is_warp_specialized: bool = False  # persistent blocks with a producer and consumers
-    listed_tiles: int = 0  # that a producer keeps in a list; 0: it has none
+    listed_tiles: int = 0  # tiles that a producer keeps in a list; 0: it has none
     # of the emulated device, on one core of 2024: for a pair of a row and a key, and each element of their Q, K and V
     emulated_ns: float
     packs_heads: bool = False  # the rows of all query heads of a key/value head are in one tile

@@ -157,7 +157,7 @@ class AttentionSpec:
     lse: bool = False
     precision: Precision = "highest"
     kernel: KernelRequest = KernelRequest()
-    k_dtype: DType | None = None  # of K, V and O, where it is not that of Q
+    k_dtype: DType | None = None  # the types of K, V and O, where they are not that of Q
     v_dtype: DType | None = None
     o_dtype: DType | None = None
 

@@ -32,7 +32,7 @@ class Call(NamedTuple):
     mode: Mode = "auto"
     deterministic: bool | None = None
     copies: bool = False
-    head_size: int | None = None  # of O, if heads were padded: such a call is not remembered
+    head_size: int | None = None  # the size of O's heads, if heads were padded: such a call is not remembered
 
     def padded(self) -> Call:
         """The call with head sizes that are multiples of 8."""

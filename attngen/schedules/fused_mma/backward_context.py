@@ -31,7 +31,7 @@ class KeySum:
     rows: str  # Q or dO
     keys: str  # K or V, whose place in shared memory the sum takes in the end
     width: str  # columns in shared memory
-    columns: str  # of a warp
+    columns: str  # those of a warp
     dims: str
     factor: str
 

@@ -61,7 +61,9 @@ WHY_PAIRS = "a load of 4 bytes before Q K^T, in full tiles, if rows begin at mul
 class FusedMmaPlan(mma.MmaPlan):
     """The choices of this schedule beside its tile."""
 
-    copies_between_steps: bool = choice("copies", {True: ("between products", WHY_BETWEEN)})  # of a tile; else before them
+    copies_between_steps: bool = choice(
+        "copies", {True: ("between products", WHY_BETWEEN)}
+    )  # copies of a tile; else before the products
     idle_copiers: bool = choice("copying threads", needs.WHY_IDLE)  # some threads copy nothing
     one_stage_because: str  # why there is one stage, if the reason is that there is no room for two
 

@@ -20,7 +20,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         return Loop(f"{name}: work tiles", "from a counter", who, moved, start, (tiles,))
 
     def follower(who: str, moved: str) -> Loop:
-        tiles = Loop("tiles", visited, who, moved, "for (; !is_end; q.advance()) {")
+        tiles = Loop("tiles", visited, who, moved, "for (; !is_end; tile_at.advance(STAGES)) {")
         return role("followers", who, moved, "void visit_tiles(const Tile& tile) {", tiles)
 
     followers = (
