@@ -366,8 +366,7 @@ retention_fused(
                 }
             }
         }
-        // Rows and columns of S_frag's elements, from the thread's number: kept from tile to
-        // tile, they would cost registers
+        // Rows and columns of S_frag's elements, from the thread's number: kept, they would cost registers
         const int thread = thread_index(), first_column = thread % 4 * 2;
         const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
         const int first_row = thread / 32 * 16 * ROW_BLOCKS + thread % 32 / 4;
