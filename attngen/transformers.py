@@ -22,13 +22,12 @@ from collections.abc import Mapping, Sequence
 from types import CellType, FunctionType
 from typing import Any
 
-from torch import Tensor
-
 from attngen.optional import required
 from attngen.plan.plan import LARGEST_HEAD
 
 with required("torch", "attngen.transformers", "'attngen[transformers]'"):
     import torch
+    from torch import Tensor
 
 with required("transformers", "attngen.transformers", "'attngen[transformers]'"):
     import transformers

@@ -205,10 +205,8 @@ cross_attention_fused(
 
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
-        load_tile<BLOCK_KV, HEAD_DIM, QK_STRIDE>(
-            K_smem, k_head + kv_lo * k_stride_s, k_stride_s, k_stride_d, kv_len - kv_lo);
-        load_tile<BLOCK_KV, HEAD_DIM_V, V_STRIDE>(
-            V_smem, v_head + kv_lo * v_stride_s, v_stride_s, v_stride_d, kv_len - kv_lo);
+        load_tile<BLOCK_KV, HEAD_DIM, QK_STRIDE>(K_smem, k_head + kv_lo * k_stride_s, k_stride_s, k_stride_d, kv_len - kv_lo);
+        load_tile<BLOCK_KV, HEAD_DIM_V, V_STRIDE>(V_smem, v_head + kv_lo * v_stride_s, v_stride_s, v_stride_d, kv_len - kv_lo);
         __syncthreads();  // the tile (and, the first time, Q) is complete
 
         // S = Q K^T
@@ -248,6 +246,7 @@ cross_attention_fused(
                     if (kv_idx >= kv_len) S_frag[r][j] = -INF;
                 }
         }
+
         // online softmax: what was summed is rescaled whenever the maximum grows
         for (int r = 0; r < ROWS; ++r) {
             float tile_max = row_max[r];

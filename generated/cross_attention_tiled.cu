@@ -280,6 +280,7 @@ cross_attention_scores(
                 if (kv_idx >= kv_len) S_frag[r][j] = -INF;
             }
     }
+
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;
@@ -366,8 +367,7 @@ cross_attention_softmax(
 #pragma unroll 4
     for (int k = first; k < end; k += THREADS * 4) {
         Vector<float, 4> s = *(const Vector<float, 4>*)&row[k];
-        for (int e = 0; e < 4; ++e)
-            s.at[e] = expf(s.at[e] - shift) * inverse;
+        for (int e = 0; e < 4; ++e) s.at[e] = expf(s.at[e] - shift) * inverse;
         *(Vector<float, 4>*)&row[k] = s;
     }
 
@@ -461,8 +461,7 @@ cross_attention_weighted_sum(
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;
-        float* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h
-            + q_idx * o_stride_s;
+        float* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;
         for (int c = 0; c < DIMS; ++c) {
             const int d = d_lo + column_of(c);
             if (d < HEAD_DIM_V) o_row[d * o_stride_d] = to_fp32(O_frag[r][c]);

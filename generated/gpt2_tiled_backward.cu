@@ -323,6 +323,7 @@ gpt2_backward_scores(
                 if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
             }
     }
+
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;
@@ -408,8 +409,7 @@ gpt2_backward_softmax(
 #pragma unroll 4
     for (int k = first; k < end; k += THREADS * 4) {
         Vector<float, 4> s = *(const Vector<float, 4>*)&row[k];
-        for (int e = 0; e < 4; ++e)
-            s.at[e] = s.at[e] == -INF ? 0.0f : expf(s.at[e] - shift) * inverse;
+        for (int e = 0; e < 4; ++e) s.at[e] = s.at[e] == -INF ? 0.0f : expf(s.at[e] - shift) * inverse;
         *(Vector<float, 4>*)&row[k] = s;
     }
 }
@@ -691,8 +691,7 @@ gpt2_backward_dq(
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;
-        fp16* dq_row = dQ + b_idx * dq_stride_b + h_idx * dq_stride_h
-            + q_idx * dq_stride_s;
+        fp16* dq_row = dQ + b_idx * dq_stride_b + h_idx * dq_stride_h + q_idx * dq_stride_s;
         for (int c = 0; c < DIMS; ++c) {
             const int d = d_lo + column_of(c);
             if (d < HEAD_DIM) dq_row[d * dq_stride_d] = to_fp16(dQ_frag[r][c] * softmax_scale);
@@ -787,8 +786,7 @@ gpt2_backward_dk(
     for (int r = 0; r < ROWS; ++r) {
         const int kv_idx = own_lo + row_of(r);
         if (kv_idx >= kv_len) continue;
-        fp16* dk_row = dK + b_idx * dk_stride_b + kv_h_idx * dk_stride_h
-            + kv_idx * dk_stride_s;
+        fp16* dk_row = dK + b_idx * dk_stride_b + kv_h_idx * dk_stride_h + kv_idx * dk_stride_s;
         for (int c = 0; c < DIMS; ++c) {
             const int d = d_lo + column_of(c);
             if (d < HEAD_DIM) dk_row[d * dk_stride_d] = to_fp16(sum[r][c] * softmax_scale);
@@ -882,8 +880,7 @@ gpt2_backward_dv(
     for (int r = 0; r < ROWS; ++r) {
         const int kv_idx = own_lo + row_of(r);
         if (kv_idx >= kv_len) continue;
-        fp16* dv_row = dV + b_idx * dv_stride_b + kv_h_idx * dv_stride_h
-            + kv_idx * dv_stride_s;
+        fp16* dv_row = dV + b_idx * dv_stride_b + kv_h_idx * dv_stride_h + kv_idx * dv_stride_s;
         for (int c = 0; c < DIMS; ++c) {
             const int d = d_lo + column_of(c);
             if (d < HEAD_DIM_V) dv_row[d * dv_stride_d] = to_fp16(sum[r][c]);

@@ -366,8 +366,7 @@ retention_fused(
                 }
             }
         }
-        // Rows and columns of S_frag's elements, from the thread's number: kept from tile to
-        // tile, they would cost registers
+        // Rows and columns of S_frag's elements, from the thread's number: kept, they would cost registers
         const int thread = thread_index(), first_column = thread % 4 * 2;
         const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
         const int first_row = thread / 32 * 16 * ROW_BLOCKS + thread % 32 / 4;
@@ -375,8 +374,9 @@ retention_fused(
         // the score of every pair
         for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < COLUMNS; ++j) {
-                const float s = S_frag[r][j] * softmax_scale;
-                S_frag[r][j] = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
+                float s = S_frag[r][j] * softmax_scale;
+                s = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
+                S_frag[r][j] = s;
             }
 
         if (partial) {  // the pairs that the mask forbids, and keys past the end

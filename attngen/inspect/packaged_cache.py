@@ -18,7 +18,8 @@ from attngen.source import SourceFile
 def main() -> None:
     """Raises SystemExit if an entry is missing in the end."""
     keep_compiled_templates()
-    templates = [path.relative_to(template_directory()).as_posix() for path in template_directory().rglob("*.j2")]
+    included = (*template_directory().rglob("*.j2"), *(template_directory() / "parts").rglob("*.cuh"))
+    templates = [path.relative_to(template_directory()).as_posix() for path in included]
     for name in templates:
         environment().get_template(name)
     parse_expression(SourceFile("an expression", "q"))

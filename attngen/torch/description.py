@@ -17,7 +17,6 @@ from attngen.cache.disk_cache import digest
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.keywords import ScheduleName
 from attngen.language import define, to_text, traced
-from attngen.plan.plan import LARGEST_HEAD
 from attngen.schedules import overridden
 from attngen.sdpa import ALL_AXES, also_causal, plain_scale, scale_params, standard_spec
 from attngen.shipped import PACKAGE
@@ -65,8 +64,8 @@ class Description:
 
 
 def _size_in_spec(head_size: int) -> int:
-    """The padded head size; one that is out of range stays, so that the diagnostic states the size of the tensor."""
-    return head_size if head_size > LARGEST_HEAD else head_size + padding_of(head_size)
+    """The padded head size."""
+    return head_size + padding_of(head_size)
 
 
 def check_mode(mode: str) -> None:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from attngen.optional import required
 
 with required("torch", "attngen.vllm", "'attngen[torch]'"):
     import torch
+    from torch import Tensor
 
 with required("vllm", "attngen.vllm", "vllm"):
     from vllm.v1.attention.backend import (

@@ -114,7 +114,7 @@ def test_the_barrier_before_a_second_look_is_needed() -> None:
     )
     assert compare(*call(compile_text(spec, "fused", source, 0), problem), truth(spec, problem)).passed
     (place,) = [p for p in synchronizations(source) if p.start() == second_look(source)]
-    text = f"{source.text[: place.start()]}if (tile < THREADS) {source.text[place.start() :]}"  # before the first look only
+    text = f"{source.text[: place.start()]}if (begin < THREADS) {source.text[place.start() :]}"  # before the first look only
     with pytest.raises(EmulationError, match="race") as error:
         call(compile_text(spec, "fused", replace(source, text=text), 0), problem)
     assert "TILES" in str(error.value) or "visited" in str(error.value)

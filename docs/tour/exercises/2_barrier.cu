@@ -303,6 +303,7 @@ gpt2_scores(
                 if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
             }
     }
+
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;
@@ -388,8 +389,7 @@ gpt2_softmax(
 #pragma unroll 4
     for (int k = first; k < end; k += THREADS * 4) {
         Vector<float, 4> s = *(const Vector<float, 4>*)&row[k];
-        for (int e = 0; e < 4; ++e)
-            s.at[e] = expf(s.at[e] - shift) * inverse;
+        for (int e = 0; e < 4; ++e) s.at[e] = expf(s.at[e] - shift) * inverse;
         *(Vector<float, 4>*)&row[k] = s;
     }
 }
@@ -482,8 +482,7 @@ gpt2_weighted_sum(
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;
-        fp16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h
-            + q_idx * o_stride_s;
+        fp16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;
         for (int c = 0; c < DIMS; ++c) {
             const int d = d_lo + column_of(c);
             if (d < HEAD_DIM_V) o_row[d * o_stride_d] = to_fp16(O_frag[r][c]);

@@ -282,8 +282,7 @@ struct RowSoftmax {
         return max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
     }
     __device__ __forceinline__ float shift_of(int r) const {
-        // 0: no key yet; or a large maximum, which was subtracted
-        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;
+        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;  // 0: no key yet; or a large maximum, which was subtracted
     }
 
     // Whether a maximum is so large that it is subtracted from the scores before they are scaled, which is exact
@@ -474,8 +473,7 @@ gpt2_fused(
                 }
             }
         }
-        // Rows and columns of S_frag's elements, from the thread's number: kept from tile to
-        // tile, they would cost registers
+        // Rows and columns of S_frag's elements, from the thread's number: kept, they would cost registers
         const int thread = thread_index(), first_column = thread % 4 * 2;
         const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
         const int first_row = thread / 32 * 16 * ROW_BLOCKS + thread % 32 / 4;
@@ -491,6 +489,7 @@ gpt2_fused(
                     if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
                 }
         }
+
         softmax.find_largest(S_frag.d);
         if (softmax.raise_maxima(S_frag.d)) {
 #pragma unroll
@@ -537,8 +536,7 @@ gpt2_fused(
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         float row_sum = quad_sum(softmax.sum[r]);
-        const float inverse_sum = row_sum == 0.0f ? 0.0f  // a row with no key gives 0
-                                                  : fast_reciprocal(row_sum);
+        const float inverse_sum = row_sum == 0.0f ? 0.0f : fast_reciprocal(row_sum);  // a row with no key gives 0
         fp16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =
