@@ -304,7 +304,8 @@ struct RowSoftmax {
         return max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
     }
     __device__ __forceinline__ float shift_of(int r) const {
-        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;  // 0: no key yet; or a large maximum, which was subtracted
+        // 0: no key yet; or a large maximum, which was subtracted
+        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;
     }
 
     // Whether a maximum is so large that it is subtracted from the scores before they are scaled, which is exact
@@ -508,9 +509,8 @@ alibi_fused(
         // the score of every pair
         for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < COLUMNS; ++j) {
-                float s = S_frag[r][j] * softmax_scale;
-                s = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
-                S_frag[r][j] = s;
+                const float s = S_frag[r][j] * softmax_scale;
+                S_frag[r][j] = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
             }
 
         if (partial) {  // the pairs that the mask forbids, and keys past the end
@@ -524,7 +524,6 @@ alibi_fused(
                     if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
                 }
         }
-
         softmax.find_largest(S_frag.d);
         if (softmax.raise_maxima(S_frag.d)) {
 #pragma unroll

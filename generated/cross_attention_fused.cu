@@ -246,7 +246,6 @@ cross_attention_fused(
                     if (kv_idx >= kv_len) S_frag[r][j] = -INF;
                 }
         }
-
         // online softmax: what was summed is rescaled whenever the maximum grows
         for (int r = 0; r < ROWS; ++r) {
             float tile_max = row_max[r];

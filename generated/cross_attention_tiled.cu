@@ -280,7 +280,6 @@ cross_attention_scores(
                 if (kv_idx >= kv_len) S_frag[r][j] = -INF;
             }
     }
-
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;

@@ -298,7 +298,8 @@ struct RowSoftmax {
         return max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
     }
     __device__ __forceinline__ float shift_of(int r) const {
-        return max[r] == -INF ? 0.0f : max[r] * EXPONENT_SCALE;  // 0: no key yet
+        // 0: no key yet
+        return max[r] == -INF ? 0.0f : max[r] * EXPONENT_SCALE;
     }
 
     // Finds the largest score that this lane has of each row
@@ -484,9 +485,8 @@ gemma_softcap_fused(
         // the score of every pair
         for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < COLUMNS; ++j) {
-                float s = S_frag[r][j];
-                s = score(s);
-                S_frag[r][j] = s;
+                const float s = S_frag[r][j];
+                S_frag[r][j] = score(s);
             }
 
         if (partial) {  // the pairs that the mask forbids, and keys past the end
@@ -500,7 +500,6 @@ gemma_softcap_fused(
                     if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
                 }
         }
-
         softmax.find_largest(S_frag.d);
         if (softmax.raise_maxima(S_frag.d)) {
 #pragma unroll

@@ -585,9 +585,8 @@ gpt2_backward_dk_dv(
                 multiply_rows<V_WIDTH, V_STEPS>(dP_frag, V_smem + warp_key * (V_WIDTH + PAD), dO_tile);
 
                 // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-                const int thread = thread_index(), first_column = thread % 4 * 2;
+                const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_key + thread % 32 / 4;
                 const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
-                const int first_row = warp_key + thread % 32 / 4;
                 const auto row_of = [&](int r) { return first_row + 8 * r; };
                 // P takes the place of S, dS that of dP
 #pragma unroll
@@ -754,9 +753,8 @@ gpt2_backward_dq(
             multiply_rows<V_WIDTH, V_STEPS>(dP_frag, dO_smem + warp_row * (V_WIDTH + PAD), V_tile);
 
             // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
-            const int thread = thread_index(), first_column = thread % 4 * 2;
+            const int thread = thread_index(), first_column = thread % 4 * 2, first_row = warp_row + thread % 32 / 4;
             const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
-            const int first_row = warp_row + thread % 32 / 4;
             const auto row_of = [&](int r) { return first_row + 8 * r; };
             // dS takes the place of dP
 #pragma unroll

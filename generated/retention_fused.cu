@@ -374,9 +374,8 @@ retention_fused(
         // the score of every pair
         for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < COLUMNS; ++j) {
-                float s = S_frag[r][j] * softmax_scale;
-                s = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
-                S_frag[r][j] = s;
+                const float s = S_frag[r][j] * softmax_scale;
+                S_frag[r][j] = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
             }
 
         if (partial) {  // the pairs that the mask forbids, and keys past the end
