@@ -303,7 +303,6 @@ gpt2_scores(
                 if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
             }
     }
-
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;

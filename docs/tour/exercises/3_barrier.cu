@@ -265,7 +265,6 @@ gpt2_fused(
                     if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
                 }
         }
-
         // online softmax: what was summed is rescaled whenever the maximum grows
         for (int r = 0; r < ROWS; ++r) {
             float tile_max = row_max[r];

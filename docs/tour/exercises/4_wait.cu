@@ -282,7 +282,8 @@ struct RowSoftmax {
         return max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
     }
     __device__ __forceinline__ float shift_of(int r) const {
-        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;  // 0: no key yet; or a large maximum, which was subtracted
+        // 0: no key yet; or a large maximum, which was subtracted
+        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;
     }
 
     // Whether a maximum is so large that it is subtracted from the scores before they are scaled, which is exact
@@ -489,7 +490,6 @@ gpt2_fused(
                     if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
                 }
         }
-
         softmax.find_largest(S_frag.d);
         if (softmax.raise_maxima(S_frag.d)) {
 #pragma unroll
