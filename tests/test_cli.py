@@ -415,3 +415,15 @@ def test_a_report_of_a_backward(tmp_path: Path) -> None:
     text = page.read_text()
     assert "d_slopes[h] +=" in text
     assert "<td>weight_gradients</td><td>dO V^T</td>" in text
+
+
+@pytest.mark.parametrize("command", ["build", "check", "explain", "trace"])
+@pytest.mark.parametrize("statements", ["dtype q bf16 k fp8_e4m3 head_dim 64", "dtype fp16 head_dim 1024"])
+def test_a_spec_that_suits_no_schedule_is_refused_where_it_stands(command: str, statements: str, tmp_path: Path) -> None:
+    spec = tmp_path / "a.attn"
+    spec.write_text(f"attention a {{ {statements} }}")
+    done = invoke(command, str(spec))
+    assert done.exit_code == 2
+    assert "error[E301]" in done.stderr
+    assert "^^^" in done.stderr
+    assert "help: no schedule has" in done.stderr

@@ -209,7 +209,7 @@ class _Devices:
                 except PlanRefusal:  # the tile that the spec states for `auto` fits fused only
                     continue
             schedules.append(schedule)
-        return schedules
+        return schedules or [own]  # none suits: the planner of the spec's own one says why
 
     def _devices(self, spec: AttentionSpec, schedule: str) -> list[Device]:
         if self.gpu is not None:

@@ -81,7 +81,8 @@ def command(
         params = specs.known_params(one.spec, given)
         shape = with_free_sizes(one.spec, _shape(one.spec, batch, heads, kv_heads, q_len, kv_len), params)
         if kernel is None and not (wanted or steps):
-            schedules = tuple(dict.fromkeys((*schedules, *_of_lengths(one.spec, arch, shape))))
+            with specs.pointing_at(one):
+                schedules = tuple(dict.fromkeys((*schedules, *_of_lengths(one.spec, arch, shape))))
         target = arch or default_arch(schedules[-1] if schedules[-1] != "auto" else one.spec.kernel.schedule)
         with specs.pointing_at(one):
             said = (watch, chosen.text, 0, wanted, gradients.deterministic)
@@ -91,7 +92,7 @@ def command(
             if as_json
             else _TraceTable(one.spec.name, shape.sizes(one.spec), sites or (len(schedules) == 1 and not steps), watch)
         )
-        with specs.compilation_errors_in(changed):
+        with specs.compilation_errors_in(changed), specs.pointing_at(one):
             for result in results:
                 everything.append((one.spec.name, result))
                 if show is not None:
