@@ -91,7 +91,7 @@ BUGS = [
     ("alibi", "fused", "sm_80", r"\n +__syncthreads\(\);  // if no tile was visited[^\n]*", ""),
     ("cross_attention", "naive", "sm_80", "float row_max = -INF;", "float row_max = 0.0f;"),
     ("mistral_window", "decode", "sm_90a", r"q_lo - in.size \+ 1\), kv_len\),  // begin", "q_lo - in.size + 2), kv_len),"),
-    ("prefix_lm", "fused", "sm_80", r"visited\[tile % THREADS / 32\] >>", "visited[tile / 32] >>"),
+    ("prefix_lm", "fused", "sm_80", r"visited\[begin % THREADS / 32\] >>", "visited[begin / 32] >>"),
 ]
 BUGS_OF_BACKWARDS = [
     ("gpt2", "fused", "sm_80", r" - of_rows.lse_rest\[row\] \* LOG2_E\)", ")"),
