@@ -45,6 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if find_browser() is None:
         absent.add("browser")
     tier = tiers.chosen(config)
+    tiers.take_turns(items)
     kept, left_out = [], []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}  # keywords also have the names of directories

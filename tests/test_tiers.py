@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,16 +10,24 @@ import pytest
 from tests import tiers
 
 
+class Case:
+    """A case of a test as pytest collects it."""
+
+    def __init__(self, name: str, case: Any) -> None:
+        self.nodeid, self.marks = f"{name}[{case.values[0]}]", [getattr(mark, "mark", mark) for mark in case.marks]
+
+    def iter_markers(self, name: str) -> Iterator[pytest.Mark]:
+        return (mark for mark in self.marks if mark.name == name)
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next(self.iter_markers(name), None)
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks.append(mark.mark)
+
+
 def items(name: str, cases: list[Any]) -> list[Any]:
-    """Tests as pytest collects them."""
-
-    def marked(case: Any) -> Any:
-        def iter_markers(name: str) -> Iterator[pytest.Mark]:
-            return (mark for mark in (getattr(m, "mark", m) for m in case.marks) if mark.name == name)
-
-        return SimpleNamespace(nodeid=f"{name}[{case.values[0]}]", iter_markers=iter_markers)
-
-    return [marked(case) for case in cases]
+    return [Case(name, case) for case in cases]
 
 
 def chosen(tests: list[Any], tier: str) -> set[str]:
@@ -36,14 +43,17 @@ def test_cases_of_a_matrix() -> None:
     assert [not case.marks for case in by_two] == [False, True, False, True]
 
 
-def test_each_case_of_a_matrix_that_takes_turns_is_in_one_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = set()
-    for version in map(str, range(40)):
+@pytest.mark.parametrize("one_of", [3, tiers.ONE_OF])
+def test_each_long_case_has_its_turn(one_of: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: set[str] = set()
+    for version in map(str, range(60)):
         monkeypatch.setattr(tiers, "version", lambda version=version: version)
-        names = [{mark.name for mark in case.marks} for case in tiers.cases(range(11), quick=[4], one_of=3)]
-        assert names[4] == set()
-        assert all("long" in marks for n, marks in enumerate(names) if n != 4)
-        in_long = {n for n, marks in enumerate(names) if marks == {"long"}}
-        assert len(in_long) == 4  # a third of ten
-        first |= in_long
-    assert first == {*range(11)} - {4}  # each has had its turn
+        matrix = items("test_a", tiers.cases(range(11), quick=[4], one_of=one_of))
+        alone = items("test_b", tiers.cases([0]))
+        tiers.take_turns(matrix + alone)
+        assert chosen(matrix, "quick") == {"test_a[4]"}
+        assert len(chosen(matrix, "long")) == -(-10 // one_of)
+        assert len(chosen(matrix, "long") | chosen(matrix, "turns") | chosen(matrix, "quick")) == 11
+        assert chosen(alone, "long") == {"test_b[0]"}
+        first |= chosen(matrix, "long")
+    assert len(first) == 10

@@ -1,9 +1,9 @@
 """Tiers of tests: `quick`, which covers each schedule, dtype, device, command and page once; `long`, the rest; and `turns`,
-what long leaves out of large matrices.
+what long leaves out of tests with many cases.
 
-`pytest` runs quick, `pytest --tier long` the rest, `pytest --tier all` all. A test is in quick unless it is marked `long`. Of
-matrices whose cases take minutes together (`one_of`), each version of the package has a part in long: after some versions each
-case has had its turn. The others are marked `turns`, and `pytest --tier turns` runs them.
+`pytest` runs quick, `pytest --tier long` the rest, `pytest --tier all` all. A test is in quick unless it is marked `long`. Of a
+test that has several long cases, each version of the package has a part in long, a fifth or what `one_of` says: after some
+versions each case has had its turn. The others are marked `turns`, and `pytest --tier turns` runs them.
 
 Property tests are in both tiers, with few examples in quick and many in long. A test named on the command line
 (`file.py::test`) always runs. What ptxas makes of kernels (spills, registers, the order of products) belongs to long.
@@ -23,6 +23,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("quick", "long", "turns", "all")
+ONE_OF = 5  # of so many long cases of a test each version runs one
 EXAMPLES = {"quick": 50, "long": 500, "turns": 50, "all": 500}  # per property test
 
 for name, count in EXAMPLES.items():
@@ -34,8 +35,8 @@ def add_option(parser: pytest.Parser) -> None:
         "--tier",
         choices=TIERS,
         help="quick (default): each schedule, dtype, device, command and page once, in minutes; long: the rest, which is the "
-        "matrix of specs, dtypes and schedules, mutations and long random searches; turns: what long leaves out of large "
-        "matrices, of which each version runs another part; all: all. Without --tier, a test that is named with `::` runs "
+        "matrix of specs, dtypes and schedules, mutations and long random searches; turns: the cases that long leaves out, of "
+        "which each version runs another part; all: all. Without --tier, a test that is named with `::` runs "
         "whatever its tier",
     )
 
@@ -50,9 +51,9 @@ def header(config: pytest.Config) -> str | None:
     """The line of the report's header: the tests that are left out, and how to run them."""
     return {
         "quick": "tier: quick; tests marked long are left out, `python -m pytest -n auto --tier long` runs them",
-        "long": "tier: long; tests of the quick tier are left out, `python -m pytest -n auto` runs them; and parts of large "
-        "matrices, `python -m pytest -n auto --tier turns` runs these",
-        "turns": "tier: turns, what the long tier leaves out of large matrices",
+        "long": "tier: long; tests of the quick tier are left out, `python -m pytest -n auto` runs them; and most "
+        "cases of tests that have many, of which each version runs others, `python -m pytest -n auto --tier turns` runs these",
+        "turns": "tier: turns, the cases that the long tier leaves out",
         "all": None,
     }[chosen(config)]
 
@@ -65,27 +66,34 @@ def is_in(item: pytest.Item, tier: str) -> bool:
     }[tier]  # fmt: skip
 
 
-def cases(every: Iterable[Any], *, quick: Callable[..., bool] | Sequence[Any] = (), one_of: int = 1) -> list[Any]:
+def cases(every: Iterable[Any], *, quick: Callable[..., bool] | Sequence[Any] = (), one_of: int = ONE_OF) -> list[Any]:
     """Arguments of `parametrize`: the cases of a matrix `every`, marked long unless they are `quick`.
 
     A case is a value, or a tuple of the values of several parameters. `quick` is a list of cases, or a predicate of the values
-    of a case. If it is `one_of` several, each version of the package has a part of the long ones in the long tier.
+    of a case. Of the long ones, each version has one of so many in the long tier.
     """
-    every = [*every]
-    is_quick = [bool(quick(*_values(case))) if callable(quick) else case in quick for case in every]
-    waits = {*_waiting([number for number, is_quick in enumerate(is_quick) if not is_quick], one_of, str(every))}
-    marks = [() if is_quick[n] else (pytest.mark.long, *([pytest.mark.turns] if n in waits else [])) for n in range(len(every))]
-    return [pytest.param(*_values(case), marks=of_case) for case, of_case in zip(every, marks, strict=True)]
+    long = pytest.mark.long(one_of=one_of)
+
+    def is_quick(case: Any) -> bool:
+        return bool(quick(*_values(case))) if callable(quick) else case in quick
+
+    return [pytest.param(*_values(case), marks=() if is_quick(case) else (long,)) for case in every]
 
 
 def _values(case: Any) -> tuple[Any, ...]:
     return case if isinstance(case, tuple) else (case,)
 
 
-def _waiting(numbers: list[int], one_of: int, matrix: str) -> list[int]:
-    """Those that this version leaves out: all but one of so many, in an order of its own for each version and matrix."""
-    order = Random(version() + matrix).sample(numbers, len(numbers)) if one_of > 1 else numbers
-    return order[-(-len(order) // one_of) :]
+def take_turns(items: Iterable[pytest.Item]) -> None:
+    """Marks the long cases that this version leaves out: of a test all but a part, in an order of its own for each version."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("long"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, of_test in tests.items():
+        one_of = max(mark.kwargs.get("one_of", ONE_OF) for item in of_test for mark in item.iter_markers("long"))
+        for item in Random(version() + name).sample(of_test, len(of_test))[-(-len(of_test) // one_of) :]:
+            item.add_marker(pytest.mark.turns)
 
 
 @cache
