@@ -94,9 +94,10 @@ def _of_keyword(schedule: Schedule) -> dict[str, Any]:
 
 def _of_type(dtype: DType) -> str:
     """What may have the element type, and its size."""
-    from attngen.spec.dtypes import STORAGE_DTYPES
+    from attngen.spec.dtypes import FP8_DTYPES, STORAGE_DTYPES
 
-    of_what = "Q, K, V and O, and inputs" if dtype in STORAGE_DTYPES else "inputs"
+    storage = {**dict.fromkeys(STORAGE_DTYPES, "Q, K, V and O, and inputs"), **dict.fromkeys(FP8_DTYPES, "Q, K and V")}
+    of_what = storage.get(dtype, "inputs")
     return f"An element type of {of_what}: {counted(dtype.bytes, 'byte')}, {dtype.torch} in numpy and torch."
 
 

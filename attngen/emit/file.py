@@ -17,6 +17,7 @@ from attngen.emit.variant import Variant
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.arch import Feature
 from attngen.plan.axes import KEYS
+from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import Gradient
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text, rotary_to_text, to_text
@@ -106,8 +107,10 @@ class File(KernelMaker):
             "head_dim_v": spec.head_dim_v,
             "odd_v": spec.head_dim_v % 16 != 0,
             "T": spec.dtype.cuda,
-            "from_float": f"to_{spec.dtype.name}",
+            "types": {name: DTYPES[tensor.dtype].cuda for name, tensor in self.tensors.items()},
+            "from_float": f"to_{spec.dtypes['o'].name}",
             "element_bytes": spec.dtype.bytes,
+            "key_bytes": spec.dtypes["k"].bytes,
             "constants": self.constants(),
             "products": self.products(),
             "kernels": self.kernels(),
@@ -231,7 +234,7 @@ class File(KernelMaker):
         read = {t.dtype.name for t in self.variant.tensors} | {self.spec.input(s.input).dtype.name for s in self.variant.spans}
         read.discard("fp32")
         if not schedule.on_tensor_cores:  # Q, K, V and O are converted one by one
-            read.add(own)
+            read |= {dtype.name for dtype in self.spec.dtypes.values()}
         if schedule.is_tiled and not schedule.is_fused:
             read.add("fp32")  # P
         if rotation := rotation_of(self.spec, self.plan):

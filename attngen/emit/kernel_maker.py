@@ -13,6 +13,7 @@ from attngen.plan.facts import SpecFacts
 from attngen.plan.own import Own
 from attngen.plan.plan import Plan
 from attngen.spec.attention import INDICES, AttentionSpec
+from attngen.spec.dtypes import DTYPES
 
 
 def shared_ranges(plan: Plan, kernel: str = "") -> tuple[SharedRange, ...]:
@@ -119,4 +120,4 @@ class KernelMaker:
         return abi.tensor_map(self.spec, self.tensors[tensor], box_rows)
 
     def pointer(self, tensor: str, *, writable: bool = False, name: str | None = None) -> Parameter:
-        return abi.data(tensor, self.spec.dtype.cuda, writable=writable, name=name)
+        return abi.data(tensor, DTYPES[self.tensors[tensor].dtype].cuda, writable=writable, name=name)

@@ -15,6 +15,7 @@ PLACE = "%primitives%\n"  # where primitives stand in a template, after the cons
 # In the order of the text: what a primitive names itself stands before it.
 ORDER = """
     type_fp16 to_float_fp16 to_fp16 type_bf16 to_float_bf16 to_bf16 to_float_fp32 to_fp32
+    type_fp8_e4m3 to_float_fp8_e4m3 type_fp8_e5m2 to_float_fp8_e5m2
     pack_fp16 pack_bf16 unpack_fp16 unpack_bf16 exp2_log2 fast_reciprocal fast_log2 fast_tanh fast_tanh_of_two rough_tanh
     special_registers opaque griddepcontrol cp_async cp_async_stream finite_or_0 cp_async_4
     special_fp16 special_bf16 special_fp32 not_zero
@@ -23,7 +24,7 @@ ORDER = """
     mma_fp16 mma_bf16 mma_tf32 split_tf32 split_bf16 proxy_fence setmaxnreg wgmma wgmma_unset named_barrier named_barrier_any
     lane_reduce reduce_add_redux reduce_add_shuffles exact_sum philox permute_bytes two_sum
 """
-FORMS = ("fp16", "bf16", "tf32", "fp32", "redux", "shuffles")
+FORMS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "tf32", "fp32", "redux", "shuffles")
 
 _DEFINITION = re.compile(r"(?:template <|__device__ |struct |enum |using |constexpr )")
 _ALIGNMENT = r"(?:alignas\((?:[^()]|\(\w+\))*\) )?"
@@ -83,8 +84,8 @@ def _needed(pieces: Iterable[Piece], names: set[str]) -> tuple[list[Piece], set[
 
 
 def _has_form(primitive: str, forms: Mapping[str, Collection[str]]) -> bool:
-    kind, _, last = primitive.rpartition("_")
-    return last not in FORMS or last in forms.get(kind, FORMS)
+    own = [form for form in FORMS if primitive.endswith(f"_{form}")]
+    return all(form in forms.get(primitive.removesuffix(f"_{form}"), FORMS) for form in own)
 
 
 @cache

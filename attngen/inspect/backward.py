@@ -33,7 +33,7 @@ def backward_inputs(spec: AttentionSpec, plan: Plan, problem: Sample, loss: Loss
 
 def _saved(spec: AttentionSpec, forward: Reference) -> dict[str, Array]:
     """The forward's results as a backward may read them; lse as two numbers whose sum it is."""
-    saved = {"out": round_to_storage(forward.output, spec.dtype)}
+    saved = {"out": round_to_storage(forward.output, spec.dtypes["o"])}
     if forward.lse is not None:
         saved["lse"] = forward.lse.astype(np.float32)
         with np.errstate(invalid="ignore"):  # -inf of rows without keys

@@ -62,14 +62,14 @@ class Known:
         if self.trial.setting.lengths:
             return self.sample
         rows, keys = self.hidden
-        return replace(self.sample, q=with_nan(self.sample.q, rows, self.spec), k=with_nan(self.sample.k, keys, self.spec))
+        return replace(self.sample, q=with_nan(self.sample.q, rows), k=with_nan(self.sample.k, keys))
 
     @cached_property
     def poisoned_loss(self) -> Loss:
         """The same of dO. A row without keys may have a sink, which has a gradient."""
         if self.spec.sink is not None:
             return self.loss
-        return replace(self.loss, dout=with_nan(self.loss.dout, self.hidden[0], self.spec))
+        return replace(self.loss, dout=with_nan(self.loss.dout, self.hidden[0]))
 
     @cached_property
     def reference(self) -> Reference:
@@ -91,7 +91,7 @@ class Known:
             return loss
         place: Array = np.zeros(loss.dout.shape, bool)
         place[:, :, spoiled_row(place.shape[2]), [0, -1] if spoils == "dout" else slice(None)] = True
-        return replace(loss, dout=with_nan(loss.dout, place, self.spec))
+        return replace(loss, dout=with_nan(loss.dout, place))
 
     def gradients(self, plan: Plan) -> GradientTruth:
         """The gradients that `plan` computes, and their bounds."""

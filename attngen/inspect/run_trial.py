@@ -166,6 +166,6 @@ def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[A
 
 def _poisoned(q: Any, spec: AttentionSpec) -> Any:
     """An output full of NaN: an element that no thread writes then fails the comparison."""
-    out = np.empty((*q.shape[:-1], spec.head_dim_v), spec.dtype.numpy)
+    out = np.empty((*q.shape[:-1], spec.head_dim_v), spec.dtypes["o"].numpy)
     out.view(np.uint8)[...] = 0xFF
     return out

@@ -12,7 +12,7 @@ from attngen.diagnostics import counted
 from attngen.reference.problems import USUAL, Array, Draw, Sample, Shape, sample
 from attngen.reference.stored import Layout
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import round_to_storage
+from attngen.spec.dtypes import nans
 
 LAYOUTS: dict[Layout, str] = {
     "rows": "rows that are not aligned", "base": "an address that is not aligned", "columns": "columns that are not neighbours",
@@ -149,14 +149,14 @@ def _spoiled(sample: Sample, spoils: Spoils, spec: AttentionSpec) -> Sample:
     array = sample.q if spoils == "row of Q" else sample.k
     place: Array = np.zeros(array.shape[:3], bool)
     place[:, :, spoiled_row(array.shape[2])] = True
-    changed = with_nan(array, place, spec)
+    changed = with_nan(array, place)
     return replace(sample, q=changed) if spoils == "row of Q" else replace(sample, k=changed)
 
 
-def with_nan(array: Array, hidden: Array, spec: AttentionSpec) -> Array:
+def with_nan(array: Array, hidden: Array) -> Array:
     """`array` with NaN in the rows that are `hidden`."""
     if not hidden.any():
         return array
     found = array.copy()
-    found[hidden] = round_to_storage(np.full((), np.nan, np.float32), spec.dtype)
+    found[hidden] = nans((), array.dtype)
     return found

@@ -79,16 +79,17 @@ def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: A
     row and a key, a row of Q and of K, or for a tile its rows; they write the score, read and write it in each pass of the
     normalization, and read it again for the columns of O that each block computes.
     """
-    e, d, dv = spec.dtype.bytes, spec.head_dim, spec.head_dim_v
-    output = {"O": q_len * dv * e}
+    d, dv = spec.head_dim, spec.head_dim_v
+    of_q, of_k, of_v, of_o = (dtype.bytes for dtype in spec.dtypes.values())
+    output = {"O": q_len * dv * of_o}
     visited = None if kinds is None else kinds != EMPTY
     keys = q_len * kv_len if visited is None else int(visited.sum(0) @ extents(kv_len, plan.block_kv)[: visited.shape[1]])
-    read = {"K": keys * d * e, "V": keys * dv * e}
+    read = {"K": keys * d * of_k, "V": keys * dv * of_v}
     if plan.schedule.is_fused:
-        return Traffic({"Q": q_len * d * e, **read}, output)
+        return Traffic({"Q": q_len * d * of_q, **read}, output)
     rows = keys if visited is None else int(extents(q_len, plan.block_q)[: visited.shape[0]] @ visited.sum(1))
     scores, (passes, rewritten) = SCORE_BYTES * rows * (1 if visited is None else plan.block_kv), _passes(spec, plan)
-    read |= {"Q": rows * d * e, "S": scores * (passes + -(-dv // plan.schedule.output_columns))}
+    read |= {"Q": rows * d * of_q, "S": scores * (passes + -(-dv // plan.schedule.output_columns))}
     return Traffic(read, {"S": scores * (1 + rewritten), **output})
 
 
@@ -163,12 +164,13 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
     allowed = _allowed(spec, problem, names)
     traffic = requested(spec, plan, q_len, kv_len, kinds)
     of_a_pair = operations_of_a_pair(spec)
-    e = spec.dtype.bytes
+    of_q, of_k, of_v, of_o = (dtype.bytes for dtype in spec.dtypes.values())
     keys = kv_len if kinds is None else int((kinds != EMPTY).any(0) @ extents(kv_len, plan.block_kv))
-    least = e * (heads * q_len + kv_heads * keys) * (spec.head_dim + spec.head_dim_v)
+    least = heads * q_len * (spec.head_dim * of_q + spec.head_dim_v * of_o)
+    least += kv_heads * keys * (spec.head_dim * of_k + spec.head_dim_v * of_v)
     least += sum(a.nbytes for a in problem.inputs.values())
     if plan.rotated:  # copies of Q and K are written and read
-        least += 2 * e * (heads * q_len + kv_heads * kv_len) * spec.head_dim
+        least += 2 * of_q * (heads * q_len + kv_heads * kv_len) * spec.head_dim
     if not plan.schedule.is_fused:
         crossings = 2 if spec.normalize == "none" else 4  # written and read by each of the launches
         least += heads * SCORE_BYTES * crossings * _visited(plan, q_len, kv_len, kinds, rows, whole=True)

@@ -29,7 +29,7 @@ from attngen.spec.attention import (
 )
 from attngen.spec.check import check
 from attngen.spec.dropout import or_none, with_state
-from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
+from attngen.spec.dtypes import INPUT_DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, name, names_in
 from attngen.spec.names import SPELLED, check_name
 from attngen.spec.operator import apply
@@ -200,7 +200,7 @@ class Block:
 
     def _input(self, node: Node) -> Input:
         title, dtype, dims = node.children
-        element = dtype_named(dtype.value, tuple(DTYPES.values()), "an input", span=dtype.span)
+        element = dtype_named(dtype.value, INPUT_DTYPES, "an input", span=dtype.span)
         return Input(str(title.value), element, tuple(self._dimension(d) for d in dims.children))
 
     def _dimension(self, node: Node) -> int | str:

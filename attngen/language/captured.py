@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from attngen.diagnostics import counted
 from attngen.language.tracer import TraceError, Tracer, is_array, lift
-from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
+from attngen.spec.dtypes import DTYPES, INPUT_DTYPES, NUMPY_BFLOAT16
 from attngen.spec.expr import ExpressionError, Type, gather
 from attngen.spec.names import check_name, name_mistakes
 
@@ -62,7 +62,7 @@ class CapturedArray:
         if self.dtype_name is None:
             raise TraceError(
                 f"`{self.name}` has elements of {str(self.array.dtype).removeprefix('torch.')}; expected one of "
-                f"{', '.join(DTYPES)}. Convert it outside the function"
+                f"{', '.join(t.name for t in INPUT_DTYPES)}. Convert it outside the function"
             )
         if self._captures is not None:
             if self.title not in self._captures:
@@ -131,4 +131,4 @@ def array_dtype(value: Any) -> str | None:
     if dtype == NUMPY_BFLOAT16:
         return "bf16"
     text = str(dtype).removeprefix("torch.")
-    return next((t.name for t in DTYPES.values() if t.torch == text), None)
+    return next((t.name for t in INPUT_DTYPES if t.torch == text), None)

@@ -35,7 +35,7 @@ from attngen.spec.attention import (
 )
 from attngen.spec.check import check, magnitude
 from attngen.spec.dropout import with_state
-from attngen.spec.dtypes import DTYPES, DTYPES_OF, STORAGE_DTYPES
+from attngen.spec.dtypes import DTYPES, DTYPES_OF, INPUT_DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import MAX_FLOAT_TEXT, Expr, Type, constant, inputs_in, name
 from attngen.spec.names import SPELLED, check_name
 from attngen.spec.rotary import Rotary
@@ -219,7 +219,7 @@ def _input(name: str, given: Any) -> Input:
     if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[1], tuple | list):
         raise TypeError(f'input `{name}` is {given!r}; expected (element type, dimensions), as ("fp32", ("heads",))')
     dtype, dims = given
-    element = dtype_named(dtype, tuple(DTYPES.values()), "an input", statement=f"input {name}")
+    element = dtype_named(dtype, INPUT_DTYPES, "an input", statement=f"input {name}")
     return Input(name, element, tuple(SPELLED.get(d, d) if isinstance(d, str) else _whole(f"input {name}", d) for d in dims))
 
 

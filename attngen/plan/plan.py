@@ -113,6 +113,7 @@ class Schedule:
     why_not: Callable[[SpecFacts, Arch], str] = lambda facts, arch: ""  # why it cannot compute the spec; empty if it can
     propose: Callable[[Schedule, SpecFacts, Arch], Plan]  # raises PlanRefusal
     largest_head: int = LARGEST_HEAD  # elements of a row of Q, K or V, at most
+    converts: bool = False  # each element by itself: Q, K, V and O may have any types
     needs: tuple[Feature, ...] = ()  # what an architecture must have for it to compute any spec
     tiles: Callable[[SpecFacts, Arch], tuple[Tile, ...]] = lambda facts, arch: ()  # those that fit, for tuning
     # whether Q may stay in registers beside a tile
@@ -156,8 +157,13 @@ class Schedule:
         """What keeps it from computing the spec on any architecture: a statement of the spec, and the reason."""
         if max(spec.head_dim, spec.head_dim_v) > self.largest_head:
             yield "head_dim", f"its heads have at most {self.largest_head} elements"
-        if others := [tensor for tensor, dtype in spec.dtypes.items() if dtype is not spec.dtype]:
+        others = [tensor for tensor, dtype in spec.dtypes.items() if dtype is not spec.dtype]
+        if others and not self.converts:
             yield "dtype", f"its tensors have one element type, and that of {others[0]} is not that of q"
+        elif spec.rotary is not None and spec.k_dtype is not None:
+            yield "rotary", "K is rotated as numbers of the type that Q has"
+        elif spec.kernel.is_paged and spec.dtypes["k"] is not spec.dtypes["v"]:
+            yield "dtype", "keys and values in pages have one element type"
 
     def suits(self, facts: SpecFacts, arch: Arch) -> bool:
         return not self.reason_against(facts, arch)

@@ -18,7 +18,7 @@ from attngen.reference.definition import Rounding
 from attngen.reference.numpy_oracle import Reference, numpy_attention
 from attngen.reference.problems import Array, Sample
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import FP32, FRACTION_BITS, DType, from_storage, round_to_storage
+from attngen.spec.dtypes import FP32, DType, from_storage, round_to_storage
 
 MOST_LSE = 1e37  # lse beyond it is that of a sink, and may be wrong (docs/language.md)
 MOST_DRAWS = 16  # draws of random errors
@@ -94,7 +94,7 @@ def unit_in_last_place(magnitude: float, dtype: DType) -> float:
     """The distance between neighbouring numbers of `dtype` at `magnitude`."""
     if magnitude == 0 or not np.isfinite(magnitude):
         return 0.0
-    return float(2.0 ** (np.floor(np.log2(magnitude)) - FRACTION_BITS[dtype.name]))
+    return float(2.0 ** (np.floor(np.log2(magnitude)) - dtype.fraction_bits))
 
 
 def truth(
@@ -122,7 +122,7 @@ def truth(
 def allowed_errors(spec: AttentionSpec, exact: Reference, inexact: Sequence[Reference], kv_len: int) -> tuple[float, float]:
     """The largest errors allowed to O and to lse (0 without one): bounds of the largest ones that `inexact` has."""
     error = max(max_error(_stored(spec, one.output), exact.output) for one in inexact)
-    allowed = bound(error, exact.output, spec.dtype) + precision_allows(spec, exact.output)
+    allowed = bound(error, exact.output, spec.dtypes["o"]) + precision_allows(spec, exact.output)
     if exact.lse is None:
         return allowed, 0.0
     error = max(max_error(promised(np.asarray(one.lse, np.float64), exact.lse), exact.lse) for one in inexact)
@@ -149,7 +149,7 @@ def draws_of(problem: Sample, most: int) -> int:
 
 
 def _stored(spec: AttentionSpec, output: Array) -> Array:
-    return from_storage(round_to_storage(output.astype(np.float32), spec.dtype))
+    return from_storage(round_to_storage(output.astype(np.float32), spec.dtypes["o"]))
 
 
 def bound(error: float, exact: Array, dtype: DType) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from attngen.spec.attention import SIZES, AttentionSpec, Input
-from attngen.spec.dtypes import DType, round_to_storage
+from attngen.spec.dtypes import DType, round_to_storage, within_range
 from attngen.spec.expr import Apply, Gather, Name, inputs_in, walk
 from attngen.spec.rotary import Rotary
 
@@ -111,12 +111,14 @@ def _far_apart(spec: AttentionSpec, scores: Scores, q_shape: tuple[int, ...], k_
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def _normal(dtype: DType, seed: int, shapes: Shapes, magnitude: float) -> tuple[tuple[Array, ...], dict[str, Any]]:
+def _normal(
+    dtypes: tuple[DType, ...], seed: int, shapes: Shapes, magnitude: float
+) -> tuple[tuple[Array, ...], dict[str, Any]]:
     """Random arrays of Q times `magnitude`, K and V, and the state of the generator after them."""
     rng = np.random.default_rng(seed)
     arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
     arrays[0] *= np.float32(magnitude)
-    return tuple(round_to_storage(array, dtype) for array in arrays), dict(rng.bit_generator.state)
+    return tuple(map(round_to_storage, map(within_range, arrays, dtypes), dtypes)), dict(rng.bit_generator.state)
 
 
 _remembered = lru_cache(16)(_normal)  # a search for problems asks for the same arrays beside other captured tensors
@@ -128,11 +130,13 @@ def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL)
     each = (("q_heads", "q_len", spec.head_dim), ("kv_heads", "kv_len", spec.head_dim), ("kv_heads", "kv_len", spec.head_dim_v))
     shapes = tuple((sizes["batch"], sizes[heads], sizes[length], dim) for heads, length, dim in each)
     is_small = sum(map(math.prod, shapes)) <= REMEMBERED
-    stored, state = (_remembered if is_small else _normal)(spec.dtype, seed, shapes, draw.magnitude)
+    dtypes = tuple(spec.dtypes[name] for name in "qkv")
+    stored, state = (_remembered if is_small else _normal)(dtypes, seed, shapes, draw.magnitude)
     q, k, v = (array.copy() for array in stored)  # callers may write to theirs
     if draw.scores != "random":
         q, k = _far_apart(spec, draw.scores, q.shape, k.shape)
-        q, k = (round_to_storage(array, spec.dtype) for array in (q * np.float32(draw.magnitude), k))
+        numbers = map(within_range, (q * np.float32(draw.magnitude), k), dtypes)
+        q, k = map(round_to_storage, numbers, dtypes)
     rng = np.random.default_rng()
     rng.bit_generator.state = state
     return Sample(q, k, v, _inputs(spec, sizes, rng, draw))
@@ -141,13 +145,13 @@ def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL)
 def without_values(spec: AttentionSpec, shape: Shape) -> Sample:
     """The captured tensors of `sample_inputs`, with Q, K and V that have a shape and take no memory: for what reads no more."""
     sizes = shape.sizes(spec)
-    zero = round_to_storage(np.zeros(()), spec.dtype)
 
-    def zeros(heads: str, length: str, head_dim: int) -> Array:
+    def zeros(tensor: str, heads: str, length: str, head_dim: int) -> Array:
+        zero = round_to_storage(np.zeros(()), spec.dtypes[tensor])
         return np.broadcast_to(zero, (sizes["batch"], sizes[heads], sizes[length], head_dim))
 
-    k, v = (zeros("kv_heads", "kv_len", d) for d in (spec.head_dim, spec.head_dim_v))
-    return Sample(zeros("q_heads", "q_len", spec.head_dim), k, v, sample_inputs(spec, shape))
+    k, v = (zeros(tensor, "kv_heads", "kv_len", d) for tensor, d in (("k", spec.head_dim), ("v", spec.head_dim_v)))
+    return Sample(zeros("q", "q_heads", "q_len", spec.head_dim), k, v, sample_inputs(spec, shape))
 
 
 def sample_inputs(spec: AttentionSpec, shape: Shape) -> dict[str, Array]:

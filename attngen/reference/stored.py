@@ -9,7 +9,7 @@ import numpy as np
 
 from attngen.reference.problems import Array, Sample, Shape
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import round_to_storage
+from attngen.spec.dtypes import nans
 
 PAGE_SIZE = 16  # rows, of a spec that does not state it
 RUBBISH = -(2**31)  # in entries of a page table that no key needs
@@ -44,10 +44,10 @@ def stored(
     if kernel.is_paged:
         page = kernel.page_size or page_size
         table = _page_table(keys, -(-kv_len // page), page, np.random.default_rng(seed))
-        pools = {name: _pool(spec, arrays[name], table, keys, page, heads_inside) for name in ("k", "v")}
+        pools = {name: _pool(arrays[name], table, keys, page, heads_inside) for name in ("k", "v")}
         arrays |= {**pools, "page_table": table, "seqused": np.array(keys, np.int32)}
     elif kernel.is_counted:
-        padded = {name: _padded(spec, arrays[name], keys) for name in ("k", "v")}
+        padded = {name: _padded(arrays[name], keys) for name in ("k", "v")}
         arrays |= {**padded, "seqused": np.array(keys, np.int32)}
     elif kernel.is_packed:
         arrays |= {name: packed(arrays[name], keys) for name in ("k", "v")}
@@ -175,8 +175,8 @@ def packed(array: Array, lengths: Sequence[int]) -> Array:
     return np.concatenate([np.empty((0, heads, size), array.dtype), *parts])
 
 
-def _padded(spec: AttentionSpec, array: Array, lengths: Sequence[int]) -> Array:
-    padded = round_to_storage(np.full(array.shape, np.nan, np.float32), spec.dtype)
+def _padded(array: Array, lengths: Sequence[int]) -> Array:
+    padded = nans(array.shape, array.dtype)
     for b, length in enumerate(lengths):
         padded[b, :, :length] = array[b, :, :length]
     return padded
@@ -196,10 +196,10 @@ def _page_table(keys: Sequence[int], most: int, page: int, rng: np.random.Genera
     return table
 
 
-def _pool(spec: AttentionSpec, array: Array, table: Array, keys: Sequence[int], page: int, heads_inside: bool) -> Array:
+def _pool(array: Array, table: Array, keys: Sequence[int], page: int, heads_inside: bool) -> Array:
     _, heads, _, size = array.shape
     pages = int(sum(-(-length // page) for length in keys)) + SPARE_PAGES
-    pool = round_to_storage(np.full((pages, page, heads, size), np.nan, np.float32), spec.dtype)
+    pool = nans((pages, page, heads, size), array.dtype)
     if not heads_inside:
         pool = np.ascontiguousarray(pool.swapaxes(1, 2)).swapaxes(1, 2)
     for b, length in enumerate(keys):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attngen.spec.attention import Input
-from attngen.spec.dtypes import DTYPES, FP32, INT32, INT64, DType
+from attngen.spec.dtypes import FP32, INPUT_DTYPES, INT32, INT64, DType
 from attngen.spec.expr import Expr, Name, Type, constant, gather, name
 from attngen.spec.names import name_mistakes
 from attngen.spec.operator import maximum, minimum
@@ -21,7 +21,7 @@ from attngen.torch.closures import Closure
 from attngen.torch.graphs import ImportRefusal
 
 MAX_CONSTANTS = 64  # elements of a tensor that a function makes of numbers: more of them are an input
-_KNOWN = {getattr(torch, t.torch): t for t in DTYPES.values()}
+_KNOWN = {getattr(torch, t.torch): t for t in INPUT_DTYPES}
 # What kernels do not read is converted when the kernel is called.
 _CONVERTED = {
     torch.float64: FP32,

@@ -21,7 +21,7 @@ from attngen.schedules import overridden
 from attngen.sdpa import ALL_AXES, also_causal, plain_scale, scale_params, standard_spec
 from attngen.shipped import PACKAGE
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
+from attngen.spec.dtypes import INPUT_DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.layout import padding_of
 from attngen.torch.private import constant_to_dynamo
@@ -177,7 +177,7 @@ def stated_dtype(dtype: torch.dtype, mode: Mode) -> torch.dtype:
     return torch.float32 if mode == "math" and dtype is torch.float64 else dtype
 
 
-_DTYPES = {getattr(torch, t.torch): t for t in DTYPES.values()}
+_DTYPES = {getattr(torch, t.torch): t for t in INPUT_DTYPES}
 _STORAGE_NAMES = {getattr(torch, t.torch): t.name for t in STORAGE_DTYPES}
 
 

@@ -9,6 +9,7 @@ NAIVE = Schedule(
     keyword="naive",
     summary="The textbook: three plain kernels with the scores in global memory, a thread per output element.",
     largest_head=WIDEST_HEAD,
+    converts=True,
     propose=plan.propose,
     is_tiled=False,
     is_fused=False,

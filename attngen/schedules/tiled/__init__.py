@@ -9,6 +9,7 @@ TILED = Schedule(
     keyword="tiled",
     summary="The naive kernels with tiles in shared memory and in registers; tiles that the mask leaves empty are skipped.",
     largest_head=WIDEST_HEAD,
+    converts=True,
     propose=plan.propose,
     tiles=plan.tiles,
     is_fused=False,
