@@ -81,7 +81,7 @@ def call(compiled: CompiledAttention, problem: Sample, **params: Any) -> tuple[A
 def call_stored(compiled: CompiledAttention, arrays: Mapping[str, Any], **params: Any) -> tuple[Any, Any]:
     """(O, lse or None) as numpy storage arrays, wherever the kernel runs; `arrays` are in the spec's storage. O starts as NaN,
     so an element that is not written fails every comparison."""
-    out = np.empty((*arrays["q"].shape[:-1], compiled.spec.head_dim_v), compiled.spec.dtype.numpy)
+    out = np.empty((*arrays["q"].shape[:-1], compiled.spec.head_dim_v), compiled.spec.dtypes["o"].numpy)
     out.view(np.uint8)[...] = 0xFF
     result = compiled(**_placed(compiled, {**arrays, "out": out}), **params)
     output, lse = result if compiled.spec.lse else (result, None)

@@ -24,7 +24,7 @@ from attngen.plan.plan import Plan
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec, Storage
-from attngen.spec.dtypes import from_storage, round_to_storage
+from attngen.spec.dtypes import from_storage, round_to_storage, within_range
 from tests.random_lengths import MOST, WORK, Call, Limits, draw_call
 
 Array = np.ndarray[Any, Any]
@@ -112,6 +112,8 @@ PARAMS = {
 }  # fmt: skip
 HUGE = (2**30, -(2**30), 2**29, 1 - 2**29)  # values of `w` if it bounds indices and is in no score
 SMALL_HEADS = (8, 16, 24, 32, 40, 48, 64, 64, 64, 80, 96, 128)  # sizes for masks with large constants, which need long problems
+CONVERTING = ("naive", "tiled")  # schedules whose Q, K, V and O may have any types
+KEY_TYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e4m3", "fp8_e5m2")
 STORAGES: tuple[Storage, ...] = (*["dense"] * 4, "padded", "packed", "packed", "paged", "packed_paged")  # type: ignore[assignment]
 PAGE_SIZES = {"hopper": (8, 16, 24, 48, 64, 128, 256), "wgmma": (8, 16, 48, 64, 256)}  # schedules with pages of a stated size
 OTHER_PAGE_SIZES = (None, None, 1, 3, 16, 20, 64, 128)
@@ -232,6 +234,9 @@ def case(seed: int, kernel: str | None = None) -> Case:
             if r.random() < 0.12 and one.storage in ("dense", "padded", "packed"):
                 one = replace(one, text=rotated(r, one))
                 choose(one.spec(), ARCHES[one.arch], one.schedule)
+            elif r.random() < (0.4 if one.schedule in CONVERTING else 0.05):
+                one = replace(one, text=quantized(r, one))
+                choose(one.spec(), ARCHES[one.arch], one.schedule)
         except DiagnosticError as error:
             if {d.code for d in error.diagnostics} <= set(EXPECTED):
                 continue
@@ -335,6 +340,27 @@ def rotated(r: random.Random, one: Case) -> str:
     return one.text.removesuffix("}\n") + "".join(f"    {line}\n" for line in lines) + "}\n"
 
 
+def quantized(r: random.Random, one: Case) -> str:
+    """The text of `one` with scales of K and V, and, for schedules that convert elements, types of their own for tensors."""
+    words = dict(one.words)
+    by_head, by_key = "size_of_head", "size_of_key"
+    scales = (f"{by_head}[h]", f"{by_key}[b, k]", f"{by_head}[h] * {by_key}[b, k]", "0.5", "float(k % 3 + 1)")
+    lines = []
+    for tensor in r.choice(("k", "kv", "v")) if one.schedule in CONVERTING else "k":
+        lines.append(f"scaled {tensor} by {r.choice(scales)}")
+    text = "\n".join(lines)
+    if by_head in text:
+        lines.append(f"input {by_head}: fp32[heads]")
+    if by_key in text:
+        lines.append(f"input {by_key}: {r.choice(('fp32', 'bf16'))}[batch, kv_len]")
+    found = one.text.removesuffix("}\n") + "".join(f"    {line}\n" for line in lines) + "}\n"
+    if one.schedule not in CONVERTING or one.size_of_v != 1.0 or "extra" in words or "extra" in found:
+        return found
+    q, k, v, o = (r.choice(types) for types in (KEY_TYPES, KEY_TYPES, KEY_TYPES, ("fp16", "bf16", "fp32")))
+    v = k if one.page_size or one.storage in ("paged", "packed_paged") else v
+    return re.sub(r"^    dtype \w+$", f"    dtype q {q}  k {k}  v {v}  o {o}", found, flags=re.MULTILINE)
+
+
 def python_text(text: str) -> str:
     """A condition of the language with Python's operators on arrays; its comparisons are in parentheses."""
     for word, sign in (("and", "&"), ("or", "|"), ("not", "True ^")):
@@ -359,8 +385,11 @@ def drawn_problem(one: Case, seed: int, call: Call | None = None) -> Sample:
     """A problem of `one`, by default the first, with all rows and keys, without its layout."""
     spec = one.spec()
     problem = sample(spec, (call or one.calls[0]).shape, seed)
-    q, v = (from_storage(x) * np.float32(size) for x, size in ((problem.q, one.magnitude), (problem.v, one.size_of_v)))
-    problem = replace(problem, q=round_to_storage(q, spec.dtype), v=round_to_storage(v, spec.dtype))
+    q, v = (
+        round_to_storage(within_range(from_storage(x) * np.float32(size), dtype), dtype)
+        for x, size, dtype in ((problem.q, one.magnitude, spec.dtypes["q"]), (problem.v, one.size_of_v, spec.dtypes["v"]))
+    )
+    problem = replace(problem, q=q, v=v)
     names = {word: name for name, word in one.words}
     at_kinks = np.random.default_rng(seed).random() < 0.25  # kinks of `max`, `abs` and others: multiples of a half
     for word, array in problem.inputs.items():

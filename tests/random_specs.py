@@ -51,6 +51,7 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample, params: Mapping[str, 
     names |= {
         "b": b, "h": h, "q": q, "k": k, "inf": np.inf, "abs": np.abs, "min": np.fmin,
         "max": np.fmax, "where": np.where, "exp": np.exp, "sin": np.sin, "tanh": np.tanh,
+        "float": np.float64,
         "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
         "causal": q >= k, "causal_bottom_right": q + kv_len - q_len >= k, "window": lambda w: q - k < w,
         "prefix": lambda n: k < n, "dilated": lambda d: (q - k) % d == 0, "padding": lambda ends: k < ends[b],
@@ -72,7 +73,8 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample, params: Mapping[str, 
         wide_q = turned(wide_q, problem, int(dim), pairs, for_q, spec)
         wide_k = turned(wide_k, problem, int(dim), pairs, for_k, spec)
     wide_k, wide_v = wide_k.repeat(group, axis=1), wide_v.repeat(group, axis=1)
-    s = names["s"] = np.einsum("bhqd,bhkd->bhqk", wide_q, wide_k) / np.sqrt(spec.head_dim)
+    s = np.einsum("bhqd,bhkd->bhqk", wide_q, wide_k) / np.sqrt(spec.head_dim)
+    s = names["s"] = s * read("scaled k by", "1.0")
     names |= {
         "softcap": lambda c: c * np.tanh(s / c), "alibi": lambda slopes: s + slopes[h] * (k - q),
         "relative_bias": lambda table, reach: s + table[h, np.clip(k - q, -reach, reach) + reach],
@@ -81,23 +83,24 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample, params: Mapping[str, 
         allowed = np.broadcast_to(np.asarray(read("mask", "True"), bool), s.shape)
         scores = np.where(allowed, read("score", "s"), -np.inf)
         dropped = round(256 * float(read("dropout", "0")))
-        kept: Any = 1.0
+        is_kept: Any = True
         if dropped:
-            kept = (
-                (bytes_of_pairs(*problem.inputs["rng_state"][:, None, None, None, None], b, h, q, k) >= dropped)
-                * 256
-                / (256 - dropped)
-            )
+            is_kept = bytes_of_pairs(*problem.inputs["rng_state"][:, None, None, None, None], b, h, q, k) >= dropped
+
+        def times_v(weights: Array) -> Array:
+            kept = np.where(is_kept, weights * (256 / (256 - dropped)), 0.0)
+            return (kept * np.broadcast_to(read("scaled v by", "1.0"), s.shape)) @ wide_v  # type: ignore[no-any-return]
+
         if spec.normalize == "sigmoid":
-            return (np.where(allowed, 1 / (1 + np.exp(-scores)), 0.0) * kept) @ wide_v, np.empty(0)
+            return times_v(np.where(allowed, 1 / (1 + np.exp(-scores)), 0.0)), np.empty(0)
         if spec.normalize == "none":
-            return (np.where(allowed, scores, 0.0) * kept) @ wide_v, np.empty(0)
+            return times_v(np.where(allowed, scores, 0.0)), np.empty(0)
         sink = np.broadcast_to(np.asarray(read("sink", "-inf"), np.float64), (*s.shape[:3], 1))
         largest = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)
         finite = np.where(np.isfinite(largest), largest, 0.0)
         weights = np.exp(scores - finite)
         total = weights.sum(-1, keepdims=True) + np.exp(sink - finite)
-        output = (weights / np.where(total == 0, 1.0, total) * kept) @ wide_v
+        output = times_v(weights / np.where(total == 0, 1.0, total))
         return output, (finite + np.log(total))[..., 0]
 
 

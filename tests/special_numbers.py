@@ -33,7 +33,7 @@ class SpecialNumbers:
         return {
             name: np.where(
                 reached.get(name, self.rows)[..., None],
-                round_to_storage(exact[name].astype(np.float32), spec.dtype),
+                round_to_storage(exact[name].astype(np.float32), spec.dtypes.get(name.lower(), spec.dtype)),
                 found[name],
             )
             for name in found
@@ -60,18 +60,18 @@ def special_numbers(spec: AttentionSpec, problem: Sample, dout: Array, params: M
     hidden_rows, hidden_keys = ~allowed.any(axis=3), ~of_keys(allowed)
     in_q, in_dout = (hidden_rows | rows, hidden_rows) if r.random() < 0.5 else (hidden_rows, hidden_rows | rows)
 
-    def changed(array: Array, places: Array) -> Array:
+    def changed(array: Array, places: Array, tensor: str) -> Array:
         copy = array.copy()
         for place in np.argwhere(places):
             columns = r.choice((slice(None), r.randrange(array.shape[-1])))
-            copy[(*place, columns)] = round_to_storage(np.float32(r.choice((np.nan, np.inf, -np.inf))), spec.dtype)
+            copy[(*place, columns)] = round_to_storage(np.float32(r.choice((np.nan, np.inf, -np.inf))), spec.dtypes[tensor])
         return copy
 
     # A key reaches the rows that see it; and by its lse and delta a row reaches all keys that it sees
     reached = rows | (allowed & np.repeat(keys, group, axis=1)[:, :, None, :]).any(axis=3)
     return SpecialNumbers(
-        replace(problem, q=changed(problem.q, in_q), k=changed(problem.k, hidden_keys | keys)),
-        changed(dout, in_dout),
+        replace(problem, q=changed(problem.q, in_q, "q"), k=changed(problem.k, hidden_keys | keys, "k")),
+        changed(dout, in_dout, "o"),
         reached,
         keys | of_keys(allowed & reached[..., None]),
     )

@@ -79,6 +79,7 @@ def flash_peers(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.
 def _plain_scale(spec: AttentionSpec) -> float | None:
     """The scale of plain or causal softmax attention, without dropout and rotation; None for any other spec."""
     softmax = spec.normalize == "softmax" and spec.sink is None and spec.dropout is None and spec.rotary is None
+    softmax = softmax and spec.v_scale is None
     plain = spec.score is S and softmax and spec.mask in (None, CAUSAL)
     return float(spec.scale.value) if plain and isinstance(spec.scale, Const) else None
 
@@ -108,7 +109,7 @@ def flex_peer(
 
     Empty if FlexAttention cannot express the spec or cannot compile it; `progress` receives the reason.
     """
-    left = (spec.sink, spec.dropout, spec.rotary)  # what FlexAttention has no word for
+    left = (spec.sink, spec.dropout, spec.rotary, spec.v_scale)  # what FlexAttention has no word for
     if spec.normalize != "softmax" or any(one is not None for one in left) or not isinstance(spec.scale, Const):
         return {}
     sizes = {"batch": q.shape[0], "q_heads": q.shape[1], "kv_heads": k.shape[1], "q_len": q.shape[2], "kv_len": k.shape[2]}

@@ -87,7 +87,7 @@ def cases(
 def _without_mask(spec: AttentionSpec) -> AttentionSpec:
     from attngen.spec.expr import inputs_in, names_in
 
-    rest = [e for e in (spec.score, spec.scale, spec.sink) if e is not None]
+    rest = [e for statement, e in spec.expressions.items() if statement != "mask"]
     inputs = tuple(i for i in spec.inputs if i.name in inputs_in(*rest))
     params = tuple(p for p in spec.params if p.name in names_in(*rest))
     return replace(spec, mask=None, inputs=inputs, params=params)

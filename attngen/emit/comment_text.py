@@ -27,6 +27,7 @@ def expression_texts(spec: AttentionSpec, gradient: Gradient | None = None) -> d
         "score": expression_to_text(spec.score),
         "mask": expression_to_text(spec.mask) if spec.mask is not None else "",
         "sink": expression_to_text(spec.sink) if spec.sink is not None else "",
+        "v_scale": expression_to_text(spec.v_scale) if spec.v_scale is not None else "",
         "dropout": expression_to_text(spec.dropout) if spec.dropout is not None else "",
         "masked": "0" if spec.normalize == "none" else "-inf",
     }
@@ -50,9 +51,10 @@ def equations(spec: AttentionSpec, lse: bool) -> list[str]:
     where = f" where {text['mask']}, else {text['masked']}" if text["mask"] else ""
     lines.append(f"S[k] = {text['score']}{where}")
     lines += weights_equations(spec, lse)
+    of_v = f"V[k, d] * ({text['v_scale']})" if text["v_scale"] else "V[k, d]"
     if spec.dropout is None:
-        return [*lines, "O[d] = sum over k of P[k] * V[k, d]"]
-    return [*lines, dropout_equation(spec), "O[d] = sum over k of D[k] * P[k] * V[k, d]"]
+        return [*lines, f"O[d] = sum over k of P[k] * {of_v}"]
+    return [*lines, dropout_equation(spec), f"O[d] = sum over k of D[k] * P[k] * {of_v}"]
 
 
 def dropout_equation(spec: AttentionSpec) -> str:

@@ -25,6 +25,7 @@ FUNCTIONS = {
     "affine": "score",
     "slope": "score",
     "sink": "sink",
+    "v_scale": "scaled v",
     "dropped_weights": "dropout",
     "dropout_of": "dropout",
     "random_words": "dropout",

@@ -163,6 +163,7 @@ class Variant:
     factor: str  # multiplies all scores as part of the exponent's factor, instead of each score: kept scores lack it
     raw_scores: bool  # `score` takes Q K^T as it is; the scale is in its factors
     sink: Function | None
+    v_scale: Function | None  # what the weight of a key is multiplied with before V
     dropout: Function | None  # the share that is dropped, with the arguments of `dropout_of`
     q_position: Function | None  # positions of a row and of a key, if a kernel of the file rotates them
     k_position: Function | None
@@ -247,6 +248,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         factor=factor,
         raw_scores=raw is not None,
         sink=_function(printer, sink),
+        v_scale=_function(printer, spec.v_scale),
         dropout=_dropout(printer, spec),
         q_position=_function(printer, positions[0]),
         k_position=_function(printer, positions[1]),
@@ -314,7 +316,7 @@ def _read_by(spec: AttentionSpec, plan: Plan, *others: Expr | None) -> list[Expr
     """All expressions that kernels compute: `others`, and those that every variant has."""
     dropout = () if spec.dropout is None else (spec.dropout, *state_elements())
     elements = [e.gather for e in (*plan.staged.keys, *plan.staged.rows)]
-    return [e for e in (*dropout, spec.score, spec.scale, *others, *elements) if e is not None]
+    return [e for e in (*dropout, spec.score, spec.scale, spec.v_scale, *others, *elements) if e is not None]
 
 
 def _of_tiles(bounds: MaskBounds, row_bounds: MaskBounds | None) -> tuple[list[Expr], list[Expr], list[Expr], tuple[Span, ...]]:

@@ -26,7 +26,7 @@ from attngen.plan import Plan
 from attngen.plan.block_map import KIND_NAMES, count_kinds
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.print_attn import expression_to_text, rotary_to_text
+from attngen.spec.print_attn import dtypes_to_text, expression_to_text, rotary_to_text
 
 MOST_OF_MAP = 2**22  # tiles: more are counted and not listed
 
@@ -49,7 +49,7 @@ def spec_data(spec: AttentionSpec) -> dict[str, Any]:
     """Every field of a spec; expressions are texts of the language."""
     return {
         "name": spec.name,
-        "dtype": spec.dtype.name,
+        "dtype": dtypes_to_text(spec),
         "head_dim": spec.head_dim,
         "head_dim_v": spec.head_dim_v,
         "q_heads": spec.q_heads,
@@ -63,6 +63,7 @@ def spec_data(spec: AttentionSpec) -> dict[str, Any]:
         "sink": None if spec.sink is None else expression_to_text(spec.sink),
         "dropout": None if spec.dropout is None else expression_to_text(spec.dropout),
         "rotary": None if spec.rotary is None else rotary_to_text(spec.rotary),
+        "v_scale": None if spec.v_scale is None else expression_to_text(spec.v_scale),
         "lse": spec.lse,
         "precision": spec.precision,
         "kernel": asdict(spec.kernel),

@@ -14,7 +14,7 @@ from attngen.plan.mask_bounds import MaskBounds
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const, Expr
 from attngen.spec.operator import FALSE
-from attngen.spec.print_attn import expression_to_text, kernel_to_text, rotary_to_text
+from attngen.spec.print_attn import dtypes_to_text, expression_to_text, kernel_to_text, rotary_to_text
 
 GLYPHS = {EMPTY: ".", PARTIAL: "/", FULL: "#"}
 WIDTH = 100
@@ -87,7 +87,7 @@ def describe_spec(spec: AttentionSpec) -> str:
     """Every field of a spec, one per line."""
     shown = {
         "name": spec.name,
-        "dtype": spec.dtype,
+        "dtype": dtypes_to_text(spec),
         "head_dim": spec.head_dim,
         "head_dim_v": spec.head_dim_v,
         "heads": "as the tensors have" if spec.q_heads is None else f"{spec.q_heads} over {spec.kv_heads}",
@@ -100,6 +100,7 @@ def describe_spec(spec: AttentionSpec) -> str:
         "sink": "none" if spec.sink is None else expression_to_text(spec.sink),
         "dropout": "none" if spec.dropout is None else expression_to_text(spec.dropout),
         "rotary": "none" if spec.rotary is None else rotary_to_text(spec.rotary),
+        "scale of V": "1" if spec.v_scale is None else expression_to_text(spec.v_scale),
         "lse": spec.lse,
         "precision": spec.precision,
         "kernel": kernel_to_text(spec.kernel),

@@ -129,7 +129,7 @@ class _Search:
 
     def _constants(self) -> list[int]:
         """Integers of the mask and score that the lengths tried so far may not reach."""
-        exprs = [e for e in (self.spec.mask, self.spec.score) if e is not None]
+        exprs = [e for e in (self.spec.mask, self.spec.score, self.spec.v_scale) if e is not None]
         reached = min(max(t.shape.q_len for t in self.trials), max(t.shape.kv_len for t in self.trials)) if self.trials else 0
         found = {abs(int(n.value)) for n in walk(*exprs) if isinstance(n, Const) and n.type is Type.INT}
         return [c for c in sorted(found) if reached - BEYOND < c <= LONGEST]

@@ -27,7 +27,7 @@ from attngen.spec.attention import (
     S,
     Storage,
 )
-from attngen.spec.check import check
+from attngen.spec.check import check, with_scaled_keys
 from attngen.spec.dropout import or_none, with_state
 from attngen.spec.dtypes import INPUT_DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, name, names_in
@@ -40,7 +40,7 @@ from attngen.spec.suspicions import suspicions
 MAX_DECLARATIONS = 64
 WORDS = {"storage": (Storage, mistakes.UnknownStorage), "q": (QPlace, mistakes.UnknownQPlace)}  # in a `kernel` statement
 REPEATED = ("input", "param", "let", "define")
-EXPRESSIONS = ("mask", "score", "scale", "sink", "dropout")
+EXPRESSIONS = ("mask", "score", "scale", "sink", "dropout", "scaled k", "scaled v")
 
 T = TypeVar("T")
 
@@ -116,7 +116,10 @@ class Block:
         schedule = self._attempt(self._schedule)
         self._raise_problems()
         assert dtypes is not None
-        expressions = completed(given, head_dim)
+        try:
+            expressions = completed(given, head_dim)
+        except DiagnosticError as error:
+            raise error.located(self.spans) from None
         spec = AttentionSpec(
             name=str(self.title.value),
             **dtypes,
@@ -166,12 +169,13 @@ class Block:
             self._attempt(self._declaration if node.kind in REPEATED else self._single, node)
 
     def _single(self, node: Node) -> None:
-        if node.kind in self.single:
-            line = self.single[node.kind].span.line
-            raise DiagnosticError(mistakes.DuplicateStatement(span=node.span, keyword=node.kind, line=line))
-        self.single[node.kind] = node
-        self.spans[node.kind] = _operands(node)
-        self.spans |= {f"{node.kind}:{part}": span for part, span in _parts(node)}
+        keyword = f"scaled {node.children[0].value}" if node.kind == "scaled" else node.kind
+        if keyword in self.single:
+            line = self.single[keyword].span.line
+            raise DiagnosticError(mistakes.DuplicateStatement(span=node.span, keyword=keyword, line=line))
+        self.single[keyword] = node
+        self.spans[keyword] = _operands(node)
+        self.spans |= {f"{keyword}:{part}": span for part, span in _parts(node)}
 
     def _declaration(self, node: Node) -> None:
         title = node.children[0]
@@ -296,7 +300,7 @@ class Block:
     def _expression(self, keyword: str) -> Expr | None:
         if keyword not in self.single:
             return None
-        return Resolver(self.globals, number_of(keyword)).expression(self.single[keyword].children[0], self.scope)
+        return Resolver(self.globals, number_of(keyword)).expression(self.single[keyword].children[-1], self.scope)
 
     def _rotary(self) -> Rotary | None:
         if "rotary" not in self.single:
@@ -383,9 +387,10 @@ def as_float(expr: Expr) -> Expr:
 
 def completed(written: Mapping[str, Expr | None], head_dim: int) -> dict[str, Any]:
     """The fields of an AttentionSpec for the expressions of these keywords. The default scale is 1 / sqrt(head_dim) (Vaswani et
-    al. 2017)."""
-    keywords = ("score", "scale", "sink", "dropout")
-    score, scale, sink, dropout = (None if e is None else as_float(e) for e in map(written.get, keywords))
+    al. 2017). Raises DiagnosticError for a scale of K that is none."""
+    keywords = ("score", "scale", "sink", "dropout", "scaled k", "scaled v")
+    score, scale, sink, dropout, of_k, of_v = (None if e is None else as_float(e) for e in map(written.get, keywords))
     usual = constant(default_scale(head_dim))
-    expressions = {"mask": written["mask"], "score": score or S, "scale": scale or usual, "sink": sink}
+    score = with_scaled_keys(score or S, of_k)
+    expressions = {"mask": written["mask"], "score": score, "scale": scale or usual, "sink": sink, "v_scale": of_v}
     return expressions | {"dropout": or_none(dropout)}

@@ -76,6 +76,8 @@ def _describe(
     sink: Written | float = None,
     dropout: float | str | None = None,
     rotary: str | None = None,
+    k_scale: Written | float = None,
+    v_scale: Written | float = None,
     inputs: Mapping[str, tuple[str, tuple[int | str, ...]]] | None = None,
     params: Mapping[str, Any] | None = None,
     normalize: Normalize = "softmax",
@@ -95,10 +97,11 @@ def _describe(
     `dtype` is the element type of Q, K, V and O, or a mapping: of "q", and of some of "k", "v" and "o", which otherwise have
     that of Q. `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int",
     "float", (type, default), or a default alone. `mask`, `score` and `sink` are text of the language, expressions, or
-    functions: (s, b, h, q, k) or, without s, (b, h, q, k). `rotary` is the text of the statement, as "64 halves by cosines,
+    functions: (s, b, h, q, k) or, without s, (b, h, q, k). `k_scale` and `v_scale`, which stored keys and values are multiplied
+    with, are such functions too, or of (b, h, k), or numbers. `rotary` is the text of the statement, as "64 halves by cosines,
     sines". Arrays that a function refers to are captured with their present sizes, also dimensions that are indexed by b, h, q
-    or k. Raises DiagnosticError as for text, TraceError if a function cannot be expressed, TypeError for an argument of a
-    wrong type. Issues a SpecWarning for what is unlikely to be meant.
+    or k. Raises DiagnosticError as for text, TraceError if a function cannot be expressed, TypeError for an argument of a wrong
+    type. Issues a SpecWarning for what is unlikely to be meant.
     """
     if not isinstance(name, str):
         raise TypeError(f"`name` is {name!r}; expected a str")
@@ -121,6 +124,7 @@ def _describe(
     builder = _Builder(head_dim, head_dim_v, declared, numbers)
     written = (("mask", mask), ("score", score), ("sink", sink), ("scale", scale), ("dropout", dropout))
     exprs = {keyword: builder.expression(keyword, given) for keyword, given in written}
+    exprs |= {f"scaled {t}": builder.expression(f"{t}_scale", given) for t, given in (("k", k_scale), ("v", v_scale))}
     used = inputs_in(*(expr for expr in exprs.values() if expr is not None))
     rotation = builder.rotary(rotary)
     captures = {name: c for name, c in builder.captures.items() if name in used}  # not if only its length or dtype is used

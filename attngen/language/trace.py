@@ -23,6 +23,8 @@ SIGNATURES: dict[str, tuple[tuple[str, ...], ...]] = {
     "mask": (("b", "h", "q", "k"),),
     "score": (("s", "b", "h", "q", "k"), ("b", "h", "q", "k")),
     "sink": (("b", "h", "q", "k"),),
+    "k_scale": (("b", "h", "q", "k"), ("b", "h", "k")),
+    "v_scale": (("b", "h", "q", "k"), ("b", "h", "k")),
     "scale": (),
     "dropout": (),
 }

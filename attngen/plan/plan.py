@@ -160,6 +160,8 @@ class Schedule:
         others = [tensor for tensor, dtype in spec.dtypes.items() if dtype is not spec.dtype]
         if others and not self.converts:
             yield "dtype", f"its tensors have one element type, and that of {others[0]} is not that of q"
+        elif spec.v_scale is not None and not self.converts:
+            yield "scaled v", "it multiplies no weights by a scale of V"
         elif spec.rotary is not None and spec.k_dtype is not None:
             yield "rotary", "K is rotated as numbers of the type that Q has"
         elif spec.kernel.is_paged and spec.dtypes["k"] is not spec.dtypes["v"]:

@@ -190,7 +190,10 @@ def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, 
     found = weight_rows(problem, b, h, rows)
     factors = dropout_rows(problem, b, h, rows)
     weights = _in_fp16(problem, found.weights, (b, h, rows.start))
-    weights = weights if factors is None else weights * factors
+    weights = weights if factors is None else dropped(problem, weights, factors)
+    if problem.spec.v_scale is not None:
+        names, *rest = surroundings(problem, b, h, rows)
+        weights = weights * _like(evaluate(problem.spec.v_scale, names, *rest) + 0.0 * names["k"], weights)
     return matrix_product(problem, weights, problem.v[b, kv_head(problem, h)], "o", (b, h, rows.start)), found.lse
 
 
@@ -214,6 +217,11 @@ def dropout_rows(problem: Problem, b: int, h: int, rows: slice) -> Any | None:
     state = problem.inputs[RNG_STATE.name]
     random = bytes_of_pairs(state[0:1], state[1:2], b + 0 * names["k"], h, names["q"], names["k"])
     return _like(random >= dropped, problem.q) * kept_factor(dropped)
+
+
+def dropped(problem: Problem, weights: Any, factors: Any) -> Any:
+    """Weights times what dropout multiplies them with: a dropped weight is 0, an infinite one too."""
+    return problem.xp.where(factors == 0.0, problem.xp.full_like(weights, 0.0), weights * factors)
 
 
 def is_split(spec: AttentionSpec) -> bool:

@@ -129,7 +129,7 @@ class _Gradients:
         factors = dropout_rows(problem, b, h, rows)
         dropped = found.weights
         if factors is not None:
-            dp, dropped = _times(factors, dp), found.weights * factors
+            dp, dropped = _times(factors, dp), _times(factors, found.weights)
         if self.saved is not None and self.saved.output is not None:
             delta = (dout * self.saved.output[b, h, rows].astype(q.dtype)).sum(-1, dtype=q.dtype)
         else:

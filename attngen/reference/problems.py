@@ -111,9 +111,7 @@ def _far_apart(spec: AttentionSpec, scores: Scores, q_shape: tuple[int, ...], k_
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def _normal(
-    dtypes: tuple[DType, ...], seed: int, shapes: Shapes, magnitude: float
-) -> tuple[tuple[Array, ...], dict[str, Any]]:
+def _normal(dtypes: tuple[DType, ...], seed: int, shapes: Shapes, magnitude: float) -> tuple[tuple[Array, ...], dict[str, Any]]:
     """Random arrays of Q times `magnitude`, K and V, and the state of the generator after them."""
     rng = np.random.default_rng(seed)
     arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]

@@ -123,16 +123,19 @@ class AttentionSpec:
         S[k] = score(s, b, h, q, k) if mask(b, h, q, k), else -inf
         P    = by `normalize`: softmax over k of S (with `sink` as one more logit, without a value), or sigmoid(S), or S itself
                with 0 for pairs that the mask excludes
-        O    = sum over k of D[k] * P[k] * V[b, h // group_size, k]
+        O    = sum over k of D[k] * P[k] * v_scale(b, h, k) * V[b, h // group_size, k]
         lse  = log(sum over k of exp(S[k]) [+ exp(sink)])
 
-    where D[k] is 1; with `dropout` p, it is 1 / (1 - p) for weights that are kept and 0 for others (`attngen.spec.dropout`). A
+    where D[k] is 1; with `dropout` p, it is 1 / (1 - p) for weights that are kept, and others are 0 (`attngen.spec.dropout`). A
     spec with dropout has one more input than are declared, `rng_state`. With `rotary`, Q and K are rows that were rotated
     before (`attngen.spec.rotary`).
 
     `precision` has the words of torch.set_float32_matmul_precision. "highest" computes fp32 products in fp32; "high" may split
     each number into two of bf16, with errors of products of about 2^-18 of themselves. For elements of 16 bits, "high"
     allows the GPU's approximation of tanh in scores, with errors of O up to 1e-2 of its largest element.
+
+    `v_scale` None is 1. It is what stored values are multiplied with, as those of fp8 are; a scale of K is a factor of s in
+    `score`.
 
     `mask` None allows every pair; `score` is `S` (the name `s`) by default; `scale` and `sink` are float expressions,
     `scale` of params only, `sink` of b, h and q; `dropout` is a number or a param. Build one with `attngen.language`, which
@@ -160,12 +163,31 @@ class AttentionSpec:
     k_dtype: DType | None = None  # the types of K, V and O, where they are not that of Q
     v_dtype: DType | None = None
     o_dtype: DType | None = None
+    v_scale: Expr | None = None
+
+    @property
+    def expressions(self) -> dict[str, Expr]:
+        """The expressions that the spec has, by their statements."""
+        found = {
+            "scale": self.scale,
+            "mask": self.mask,
+            "score": self.score,
+            "sink": self.sink,
+            "dropout": self.dropout,
+            "scaled v": self.v_scale,
+        }
+        return {statement: expr for statement, expr in found.items() if expr is not None}
 
     @property
     def dtypes(self) -> dict[str, DType]:
         """The element types of the tensors "q", "k", "v" and "o"."""
         others = {"k": self.k_dtype, "v": self.v_dtype, "o": self.o_dtype}
         return {"q": self.dtype, **{name: dtype or self.dtype for name, dtype in others.items()}}
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether Q, K, V and O have several element types."""
+        return len({*self.dtypes.values()}) > 1
 
     def input(self, name: str) -> Input:
         """The input called `name`. Raises KeyError."""

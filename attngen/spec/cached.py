@@ -61,5 +61,5 @@ def of_cache(spec: AttentionSpec, known: tuple[str, ...]) -> AttentionSpec:
 
 def _rewritten(spec: AttentionSpec, change: Callable[[Expr], Expr]) -> AttentionSpec:
     """`spec` with its expressions changed."""
-    mask, sink = (None if expr is None else change(expr) for expr in (spec.mask, spec.sink))
-    return replace(spec, mask=mask, score=change(spec.score), sink=sink)
+    mask, sink, v_scale = (None if expr is None else change(expr) for expr in (spec.mask, spec.sink, spec.v_scale))
+    return replace(spec, mask=mask, score=change(spec.score), sink=sink, v_scale=v_scale)

@@ -8,7 +8,7 @@ from typing import get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Normalize, Param, Precision
+from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Normalize, Param, Precision, S
 from attngen.spec.bounds import ranges
 from attngen.spec.cost import MOST, MOST_OF_CALL, OF_TENSOR, cost, cost_as_tree, too_much_code
 from attngen.spec.dropout import RNG_STATE
@@ -28,11 +28,12 @@ from attngen.spec.expr import (
     Type,
     inputs_in,
     names_in,
+    rewrite,
     walk,
 )
 from attngen.spec.names import derived_names, name_mistakes
 from attngen.spec.obligations import static_mistakes
-from attngen.spec.operator import TABLE
+from attngen.spec.operator import TABLE, apply
 from attngen.spec.print_attn import levels
 from attngen.spec.ranges import element_ranges, name_ranges
 from attngen.spec.rotary import ROTARY_MULTIPLE, Pairs, Rotary
@@ -49,6 +50,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mask": INDICES,
     "score": ("s", *INDICES),
     "sink": ("b", "h", "q"),
+    "scaled k": ("b", "h", "k"),
+    "scaled v": ("b", "h", "k"),
     "scale": (),
     "dropout": (),
 }
@@ -59,6 +62,18 @@ OF_THE_CALL = ("scale", "dropout")  # statements whose value is one number for a
 def _has_rough_operator(spec: AttentionSpec) -> bool:
     """Whether the score uses an operator that a lower precision makes faster."""
     return any(isinstance(node, Apply) and TABLE[node.op].rough for node in walk(spec.score))
+
+
+def with_scaled_keys(score: Expr, scale: Expr | None) -> Expr:
+    """`score` of keys that are multiplied by `scale`: s is the product with what is stored. Raises DiagnosticError."""
+    if scale is None:
+        return score
+    if scale.type is Type.BOOL:
+        raise DiagnosticError(mistakes.NotANumber(statement="scaled k", keyword="scaled k", found=str(scale.type)))
+    if others := names_in(scale) & {"s", "q"}:
+        raise DiagnosticError(_name_not_here(min(others), "scaled k", ALLOWED["scaled k"]))
+    scaled = apply("mul", S, scale)
+    return rewrite(score, lambda node: scaled if node is S else None)
 
 
 def check(spec: AttentionSpec) -> None:
@@ -182,9 +197,7 @@ def _schedule(spec: AttentionSpec) -> Iterator[Diagnostic]:
 
 
 def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
-    expressions = {"scale": spec.scale, "mask": spec.mask, "score": spec.score, "sink": spec.sink}
-    expressions["dropout"] = spec.dropout
-    given = {keyword: expr for keyword, expr in expressions.items() if expr is not None}
+    given = spec.expressions
     for keyword, expr in given.items():
         yield from _expression(spec, keyword, expr)
     yield from _dropout(spec)
@@ -208,8 +221,8 @@ def _code(spec: AttentionSpec) -> Iterator[Diagnostic]:
     if of_call > MOST_OF_CALL:
         yield too_much_code("scale", "scale", [spec.scale], MOST_OF_CALL, of_call)
     positions = spec.rotary.positions if spec.rotary is not None else ()
-    given = {"mask": (spec.mask,), "score": (spec.score,), "sink": (spec.sink,), "rotary": positions}
-    computed = {keyword: [e for e in exprs if e is not None] for keyword, exprs in given.items()}
+    of_elements = {keyword: [e] for keyword, e in spec.expressions.items() if keyword not in OF_THE_CALL}
+    computed = of_elements | {"rotary": [*positions]}
     costs = {keyword: sum(map(cost, exprs)) for keyword, exprs in computed.items()}
     total = sum(costs.values()) + OF_TENSOR * len(spec.inputs)
     if total > MOST:
@@ -366,6 +379,7 @@ def magnitude(number: float) -> str:
 def _name_not_here(name: str, keyword: str, allowed: tuple[str, ...]) -> Diagnostic:
     reasons = {keyword: f"the {keyword} is one number for the whole call" for keyword in OF_THE_CALL}
     reasons |= {"sink": "a sink is one logit for the whole row"}
+    reasons |= dict.fromkeys(("scaled k", "scaled v"), "a key has one scale for all rows")
     reason = "the scaled dot product belongs to the score" if name == "s" else reasons[keyword]
     cure = f"use only {', '.join(allowed) or 'constants'}"
     if (name, keyword) == ("s", "mask"):

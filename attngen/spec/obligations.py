@@ -148,13 +148,14 @@ Shortest = tuple[int, int]  # the fewest rows and keys of a sequence for which a
 
 @lru_cache(maxsize=256)
 def _parts(spec: AttentionSpec) -> tuple[tuple[AttentionSpec, Shortest], ...]:
-    """`spec` with one of its expressions each. Scores are those of pairs, and each row has a sink, but the bounds of a mask are
-    evaluated for rows without keys, and for keys without rows. Positions of a rotation hold for the longest sequence alone: a
-    kernel takes the nearest row of a table, and rows before the first key of a shorter sequence have no pairs."""
+    """`spec` with one of its expressions each. Scores and scales of V are those of pairs, and each row has a sink, but the
+    bounds of a mask are evaluated for rows without keys, and for keys without rows. Positions of a rotation hold for the
+    longest sequence alone: a kernel takes the nearest row of a table, and rows before the first key of a shorter sequence have
+    no pairs."""
     of_pairs = replace(spec, mask=None, rotary=None, sink=None), (1, 1)
-    of_rotary = replace(spec, score=S, mask=None, sink=None, kernel=replace(spec.kernel, storage="dense")), (1, 1)
-    of_mask = replace(spec, score=S, rotary=None, sink=None), (0, 0)
-    of_sink = replace(spec, score=S, rotary=None, mask=None), (1, 0)
+    of_rotary = replace(spec, score=S, mask=None, sink=None, v_scale=None, kernel=replace(spec.kernel, storage="dense")), (1, 1)
+    of_mask = replace(spec, score=S, rotary=None, sink=None, v_scale=None), (0, 0)
+    of_sink = replace(spec, score=S, rotary=None, mask=None, v_scale=None), (1, 0)
     rotated = [of_rotary] if spec.rotary is not None else []
     return (of_pairs, *rotated, *([of_mask] if spec.mask is not None else []), *([of_sink] if spec.sink is not None else []))
 
@@ -263,8 +264,7 @@ def _conditions(spec: AttentionSpec, xp: Any = PYTHON) -> Callable[[Mapping[str,
 
 def expressions_that_read(spec: AttentionSpec) -> Iterator[tuple[str, Expr]]:
     """The expressions that may read captured tensors, with their keywords."""
-    given = (("mask", spec.mask), ("score", spec.score), ("sink", spec.sink))
-    yield from ((keyword, expr) for keyword, expr in given if expr is not None)
+    yield from ((keyword, expr) for keyword, expr in spec.expressions.items() if keyword not in ("scale", "dropout"))
     if spec.rotary is not None:
         yield from (("rotary", element) for element in spec.rotary.elements())
 

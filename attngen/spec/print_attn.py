@@ -118,6 +118,8 @@ def to_text(spec: AttentionSpec) -> str:
         lines.append(("normalize", spec.normalize))
     if spec.sink is not None:
         lines.append(("sink", expression_to_text(spec.sink)))
+    if spec.v_scale is not None:
+        lines.append(("scaled", f"v by {expression_to_text(spec.v_scale)}"))
     if spec.dropout is not None:
         lines.append(("dropout", expression_to_text(spec.dropout)))
     if spec.rotary is not None:

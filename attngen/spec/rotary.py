@@ -66,7 +66,7 @@ def without_rotary(spec: AttentionSpec) -> AttentionSpec:
     if spec.rotary is None:
         return spec
     read = {*spec.rotary.tables} | inputs_in(*spec.rotary.positions) | names_in(*spec.rotary.positions)
-    others = [e for e in (spec.mask, spec.score, spec.scale, spec.sink, spec.dropout) if e is not None]
+    others = spec.expressions.values()
     unused = read - inputs_in(*others) - names_in(*others)
     return replace(
         spec,

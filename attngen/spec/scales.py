@@ -57,7 +57,7 @@ def with_scale_form(spec: AttentionSpec, form: ScaleForm) -> AttentionSpec:
         return spec
     if form == "positive":
         return replace(spec, scale=minimum(maximum(spec.scale, constant(LEAST_SCALE)), constant(MOST_SCALE)))
-    others = [e for e in (spec.mask, spec.score, spec.sink, spec.dropout) if e is not None]
+    others = [e for statement, e in spec.expressions.items() if statement != "scale"]
     read = names_in(*others, *(spec.rotary.positions if spec.rotary is not None else ()))
     params = tuple(p for p in spec.params if p.name in read or p.name not in names_in(spec.scale))
     return replace(spec, scale=constant(default_scale(spec.head_dim)), params=params)

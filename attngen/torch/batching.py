@@ -37,7 +37,7 @@ def batch_axes(spec: str) -> tuple[Dim, ...] | None:
     if attention.kernel.storage != "dense" or attention.dropout is not None:  # weights with dropout depend on b
         return None
     dims = {i.name: i.dims for i in attention.inputs}
-    for node in walk(*(e for e in (attention.mask, attention.score, attention.sink) if e is not None)):
+    for node in walk(*attention.expressions.values()):
         if isinstance(node, Name) and node.name == "batch":
             return None
         for position, arg in enumerate(node.args):

@@ -179,7 +179,7 @@ def decoding_of(spec: AttentionSpec) -> Decoding:
 def _undropped(spec: AttentionSpec) -> AttentionSpec:
     """`spec` without dropout, and without the param that only says how much is dropped."""
     rest, p = without_dropout(spec), spec.dropout
-    expressions = [e for e in (rest.mask, rest.score, rest.scale, rest.sink) if e is not None]
+    expressions = [*rest.expressions.values()]
     expressions += rest.rotary.positions if rest.rotary is not None else ()
     unused = names_in(p) - names_in(*expressions) if p is not None else frozenset()
     return replace(rest, params=tuple(param for param in rest.params if param.name not in unused))

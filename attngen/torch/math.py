@@ -98,9 +98,13 @@ def math_attention(
         products = (queries.unflatten(1, (k.shape[1], group)) @ keys.unsqueeze(2).mT).flatten(1, 2)
         weights, lse = _weights(call, products, allowed)
         if spec.dropout is not None:
-            weights = weights * _kept(call)
+            kept = _kept(call)
+            weights = torch.where(kept == 0.0, 0.0, weights * kept)  # a dropped weight is 0, an infinite one too
+        if call.spec.v_scale is not None:
+            weights = weights * call.value(call.spec.v_scale, {})
         output = (weights.unflatten(1, (k.shape[1], group)) @ values.unsqueeze(2)).flatten(1, 2)
-    return output.to(q.dtype), lse if spec.lse else lse.new_empty((0,))
+    result = q.dtype if spec.o_dtype is None else getattr(torch, spec.o_dtype.torch)
+    return output.to(result), lse if spec.lse else lse.new_empty((0,))
 
 
 def _rotated(call: MathCall, rows: Tensor, position: Expr, index: str, dtype: torch.dtype) -> Tensor:
@@ -215,7 +219,7 @@ def _check(spec: AttentionSpec, tensors: Mapping[str, Tensor], params: Mapping[s
         if floats != (declared.kind == "float") or (given.dtype is torch.bool) != (declared.kind == "bool"):
             raise ArgumentTypeError(f"`{tensor.key}` has elements of {given.dtype}; expected {declared}")
         wanted = tensors["q"].dtype
-        if tensor.key in ("k", "v") and given.dtype is not wanted:
+        if not spec.is_mixed and tensor.key in ("k", "v") and given.dtype is not wanted:
             raise ArgumentTypeError(f"`{tensor.key}` has elements of {given.dtype}; expected {wanted}, as `q` has")
         place = Location(given.device.type, given.device.index or 0)
         views[tensor.key] = ArrayView(tensor.key, 0, tuple(given.shape), tuple(given.stride()), declared, place, given)

@@ -76,7 +76,7 @@ class ThreeKernels(Unfused):
             *self.arrays("V", "O"),
             *self.sizes(),
             *self.pages(),
-            *self.captured(*self.of_tiles(), scale=False),
+            *self.captured(self.variant.v_scale, *self.of_tiles(), scale=False),
         ]
         dropped = {"dropout": self.dropout()} if self.variant.dropout else {}
         return {"scores": self.scores(), **normalized, **dropped, "weighted_sum": self.weighted_sum(parameters)}
