@@ -418,7 +418,9 @@ def test_a_report_of_a_backward(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["build", "check", "explain", "trace"])
-@pytest.mark.parametrize("statements", ["dtype q bf16 k fp8_e4m3 head_dim 64", "dtype fp16 head_dim 1024"])
+@pytest.mark.parametrize(
+    "statements", ["dtype q bf16 k fp8_e4m3 head_dim 64 kernel auto { storage paged }", "dtype fp16 head_dim 1024"]
+)
 def test_a_spec_that_suits_no_schedule_is_refused_where_it_stands(command: str, statements: str, tmp_path: Path) -> None:
     spec = tmp_path / "a.attn"
     spec.write_text(f"attention a {{ {statements} }}")

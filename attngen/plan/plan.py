@@ -163,9 +163,9 @@ class Schedule:
         elif spec.v_scale is not None and not self.converts:
             yield "scaled v", "it multiplies no weights by a scale of V"
         elif spec.rotary is not None and spec.k_dtype is not None:
-            yield "rotary", "K is rotated as numbers of the type that Q has"
+            yield "rotary", "its rotated keys are numbers of the type that Q has"
         elif spec.kernel.is_paged and spec.dtypes["k"] is not spec.dtypes["v"]:
-            yield "dtype", "keys and values in pages have one element type"
+            yield "dtype", "its keys and values in pages have one element type"
 
     def suits(self, facts: SpecFacts, arch: Arch) -> bool:
         return not self.reason_against(facts, arch)

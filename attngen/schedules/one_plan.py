@@ -48,7 +48,12 @@ def plan_of(facts: SpecFacts, arch: Arch) -> Plan:
 
 NO_OTHER = {  # what to do about a statement that suits no schedule
     "head_dim": "no schedule has such heads: use a smaller head size",
-    "dtype": "no schedule has tensors of several element types yet: state one for all",
+    "dtype": "no schedule has them: state one type for K and V",
+    "rotary": "no schedule does: rotate K before it is converted, and leave out `rotary`",
+}
+NO_GRADIENTS = NO_OTHER | {  # and its gradients
+    "dtype": "no schedule has gradients of tensors of several element types: state one for all",
+    "scaled v": "no schedule has gradients beside a scale of V: multiply V before the call",
 }
 
 
@@ -58,7 +63,7 @@ def _refuse_unsuitable(chosen: Schedule, facts: SpecFacts, arch: Arch) -> None:
     for statement, reason in chosen.limits(facts.spec):
         others = ", ".join(keywords_of(facts, arch))
         what = f"`{statement}` of attention `{facts.spec.name}` does not suit the {chosen.keyword} schedule"
-        raise refusal(statement, what, reason, f"use kernel auto, or one of: {others}" if others else NO_OTHER[statement])
+        raise refusal(statement, what, reason, _instead(statement, others, facts))
     if not (facts.wanted or facts.spec.kernel.storage != "dense") or not (reason := chosen.reason_against(facts, arch)):
         return
     others = ", ".join(keywords_of(facts, arch))
@@ -66,6 +71,12 @@ def _refuse_unsuitable(chosen: Schedule, facts: SpecFacts, arch: Arch) -> None:
     what = f"{schedule_is} does not suit attention `{facts.spec.name}` on {arch.name}"
     cure = "compute these gradients by" if facts.wanted else "use"
     raise refusal("kernel", what, reason, f"{cure} auto, or one of: {others}" if others else "use dense storage")
+
+
+def _instead(statement: str, others: str, facts: SpecFacts) -> str:
+    if others:
+        return f"use kernel auto, or one of: {others}"
+    return (NO_GRADIENTS if facts.wanted else NO_OTHER)[statement]
 
 
 def _not_first(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decision]:

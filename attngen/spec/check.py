@@ -56,6 +56,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "dropout": (),
 }
 
+TITLES = {"scaled k": "scale of K", "scaled v": "scale of V"}  # of expressions whose statement is no noun
 OF_THE_CALL = ("scale", "dropout")  # statements whose value is one number for a call
 
 
@@ -69,7 +70,7 @@ def with_scaled_keys(score: Expr, scale: Expr | None) -> Expr:
     if scale is None:
         return score
     if scale.type is Type.BOOL:
-        raise DiagnosticError(mistakes.NotANumber(statement="scaled k", keyword="scaled k", found=str(scale.type)))
+        raise DiagnosticError(mistakes.NotANumber(statement="scaled k", keyword=TITLES["scaled k"], found=str(scale.type)))
     if others := names_in(scale) & {"s", "q"}:
         raise DiagnosticError(_name_not_here(min(others), "scaled k", ALLOWED["scaled k"]))
     scaled = apply("mul", S, scale)
@@ -324,7 +325,7 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
     if keyword == "mask" and expr.type is not Type.BOOL:
         yield mistakes.NotATruthValue(statement=keyword, found=str(expr.type))
     if keyword != "mask" and expr.type is Type.BOOL:
-        yield mistakes.NotANumber(statement=keyword, keyword=keyword, found=str(expr.type))
+        yield mistakes.NotANumber(statement=keyword, keyword=TITLES.get(keyword, keyword), found=str(expr.type))
     params = tuple(p.name for p in spec.params)
     allowed = (*ALLOWED[keyword], *params) if keyword in OF_THE_CALL else (*ALLOWED[keyword], *params, *SIZES, *spec.free_dims)
     for name in sorted(names_in(expr)):
@@ -363,7 +364,7 @@ def _constant(keyword: str, value: float) -> Iterator[Diagnostic]:
     """Mistakes of an expression that is a number."""
     no_sink = keyword == "sink" and value == -math.inf
     if not math.isfinite(value) and not no_sink:
-        yield mistakes.NotFinite(statement=keyword, keyword=keyword, value=str(value))
+        yield mistakes.NotFinite(statement=keyword, keyword=TITLES.get(keyword, keyword), value=str(value))
     elif keyword == "sink" and MAX_SINK < abs(value) <= MAX_FLOAT:
         yield mistakes.SinkTooLarge(statement=keyword, value=repr(value))
 
@@ -384,4 +385,5 @@ def _name_not_here(name: str, keyword: str, allowed: tuple[str, ...]) -> Diagnos
     cure = f"use only {', '.join(allowed) or 'constants'}"
     if (name, keyword) == ("s", "mask"):
         cure = "state the condition in the score: where(condition, s, -inf)"
-    return mistakes.NameNotHere(statement=keyword, part=name, name=name, where=keyword, reason=reason, cure=cure)
+    where = TITLES.get(keyword, keyword)
+    return mistakes.NameNotHere(statement=keyword, part=name, name=name, where=where, reason=reason, cure=cure)

@@ -1,0 +1,183 @@
+"""Keys and values of 8 bits beside queries of 16, and what stored keys and values are multiplied with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen.diagnostics import DiagnosticError
+from attngen.plan import ARCHES
+from attngen.plan.plan import PlanRefusal
+from attngen.reference.free_sizes import with_free_sizes
+from attngen.reference.problems import Shape, sample
+from attngen.schedules import choose
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import FP8_DTYPES, DType, from_storage, round_to_storage, within_range
+from tests import tiers
+from tests.harness import call_stored, compiled, run
+from tests.random_draws import Case
+from tests.random_lengths import Call
+from tests.random_problems import arrays_of
+
+KV8 = {"q": "bf16", "k": "fp8_e4m3", "v": "fp8_e4m3"}
+TYPES: dict[str, dict[str, str]] = {
+    "e4m3": KV8,
+    "e5m2": {"q": "fp16", "k": "fp8_e5m2", "v": "fp8_e5m2"},
+    "each its own": {"q": "fp32", "k": "fp8_e5m2", "v": "fp8_e4m3", "o": "bf16"},
+    "all": {"q": "fp8_e4m3", "k": "fp8_e4m3", "v": "fp8_e4m3", "o": "fp16"},
+}
+SCALES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "of tensors": {"params": {"size": 0.5}, "k_scale": "size", "v_scale": "2.0 * size"},
+    "of heads": {
+        "inputs": {"ks": ("fp32", ("kv_heads",)), "vs": ("fp32", ("batch", "kv_heads"))},
+        "k_scale": "ks[h // (heads // kv_heads)]", "v_scale": "vs[b, h // (heads // kv_heads)]",
+    },
+    "of blocks": {
+        "inputs": {"ks": ("bf16", ("batch", "blocks")), "vs": ("bf16", ("batch", "blocks"))},
+        "k_scale": "ks[b, min(k // 16, blocks - 1)]", "v_scale": "vs[b, min(k // 16, blocks - 1)]",
+    },
+}  # fmt: skip
+CASES = [(schedule, types, scales) for schedule in ("naive", "tiled") for types in TYPES for scales in SCALES]
+
+
+def quantized(types: str = "e4m3", scales: str = "none", **more: Any) -> AttentionSpec:
+    """With an odd number of columns of V in whole steps, and a soft-cap, which sees keys times their scale."""
+    settings = {"head_dim": 48, "head_dim_v": 40, "mask": "causal_bottom_right", "score": "softcap(20.0)"}
+    return attngen.define(**(settings | {"dtype": TYPES[types]} | SCALES[scales] | more))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "types", "scales"),
+    tiers.cases(CASES, quick=[("naive", "e4m3", "of blocks"), ("tiled", "each its own", "of heads")]),
+)
+def test_against_the_oracle(schedule: str, types: str, scales: str) -> None:
+    spec = quantized(types, scales)
+    shape = with_free_sizes(spec, Shape(2, 4, 2, 70, 133), {"blocks": 7})
+    found = run(spec, schedule, shape)
+    assert found.passed, found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "storage"),
+    tiers.cases(
+        [(s, t) for s in ("naive", "tiled") for t in ("padded", "packed", "paged", "packed_paged")], quick=[("naive", "paged")]
+    ),
+)
+def test_sequences_whose_unused_rows_are_nan(schedule: str, storage: str) -> None:
+    """The bits of NaN lie behind the last key of each sequence, and in pages that none has."""
+    spec = quantized(scales="of heads", storage=storage)
+    one = Case("", schedule, "sm_80", (), False, 1.0, storage=storage)  # type: ignore[arg-type]
+    lengths = Call(Shape(3, 4, 2, 9, 70), (9, 0, 4), (70, 3, 0), {}, page_size=16)
+    problem = sample(spec, lengths.shape)
+    output, _ = call_stored(compiled(spec, schedule), arrays_of(one, lengths, spec, problem, 0))
+    assert np.isfinite(from_storage(output)).all()
+
+
+@pytest.mark.parametrize("dtype", FP8_DTYPES, ids=str)
+@pytest.mark.parametrize("schedule", ["naive", "tiled"])
+def test_every_number_of_8_bits_is_read_as_it_is(schedule: str, dtype: DType) -> None:
+    """V has all 256 of them, in a row that is the only one that its query sees."""
+    spec = attngen.define(dtype={"q": "fp32", "v": dtype.name}, head_dim=8, head_dim_v=256)
+    v = np.arange(256, dtype=np.uint8).view(dtype.numpy).reshape(1, 1, 1, 256)
+    one = np.ones((1, 1, 1, 8), np.float32)
+    found = compiled(spec, schedule)(one, one, v)
+    assert np.array_equal(found, from_storage(v), equal_nan=True)
+
+
+def test_numbers_are_rounded_as_torch_rounds_them() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    values = np.ldexp(rng.standard_normal(20_000), rng.integers(-24, 18, 20_000)).astype(np.float32)
+    for dtype in FP8_DTYPES:
+        codes = from_storage(np.arange(256, dtype=np.uint8).view(dtype.numpy))
+        finite = np.sort(codes[np.isfinite(codes)])
+        middle = (finite[1:] + finite[:-1]) / 2  # ties
+        given = within_range(np.concatenate([values, finite, middle, [0.0, -0.0, np.nan]]).astype(np.float32), dtype)
+        found = from_storage(round_to_storage(given, dtype))
+        expected = torch.from_numpy(given).to(getattr(torch, dtype.torch)).double().numpy()
+        assert np.array_equal(found, expected, equal_nan=True)
+        assert np.array_equal(np.signbit(found), np.signbit(expected))
+    beyond = from_storage(round_to_storage(np.array([470.0, -1e6]), FP8_DTYPES[0]))
+    assert np.isnan(beyond).all()
+
+
+def test_a_scale_of_keys_is_a_factor_of_s() -> None:
+    scaled = attngen.define(inputs={"x": ("fp32", ("batch", "kv_len"))}, k_scale="x[b, k]", score="softcap(5.0)")
+    written = attngen.define(inputs={"x": ("fp32", ("batch", "kv_len"))}, score="5.0 * tanh(s * x[b, k] / 5.0)")
+    assert scaled == written
+
+
+def test_scales_are_functions_too() -> None:
+    text = attngen.define(inputs={"x": ("fp32", ("heads", 4))}, k_scale="x[h, k % 4]", v_scale="x[h, 0]")
+    declared = {"inputs": {"x": ("fp32", ("heads", 4))}}
+    x: Any = None  # the declared input of this name
+    assert attngen.define(**declared, k_scale=lambda b, h, k: x[h, k % 4], v_scale=lambda b, h, q, k: x[h, 0]) == text
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"k_scale": "q + 0.5"}, "a key has one scale for all rows"),
+        ({"v_scale": "q + 0.5"}, "a key has one scale for all rows"),
+        ({"k_scale": "s"}, "the scaled dot product belongs to the score"),
+        ({"v_scale": "s"}, "the scaled dot product belongs to the score"),
+        ({"k_scale": "k > 3"}, "the scale of K is"),
+        ({"v_scale": "k > 3"}, "the scale of V is"),
+        ({"v_scale": float("inf")}, "the scale of V is inf"),
+    ],
+)
+def test_what_is_no_scale_is_refused(keywords: dict[str, Any], says: str) -> None:
+    with pytest.raises(DiagnosticError) as refused:
+        attngen.define(**keywords)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("schedule", ["fused", "wgmma", "hopper", "decode"])
+@pytest.mark.parametrize(("settings", "statement"), [({"dtype": KV8}, "dtype"), ({"v_scale": 0.5}, "scaled v")])
+def test_schedules_that_lack_them_say_which_do(schedule: str, settings: dict[str, Any], statement: str) -> None:
+    with pytest.raises(PlanRefusal, match=f"(?s)`{statement}`.*auto, or one of: naive, tiled") as refused:
+        choose(attngen.define(head_dim=64, **({"dtype": "bf16"} | settings)), ARCHES["sm_90a"], schedule)
+    assert refused.value.diagnostics[0].statement == statement
+    assert choose(attngen.define(head_dim=64, **({"dtype": "bf16"} | settings)), ARCHES["sm_90a"]).keyword == "tiled"
+
+
+@pytest.mark.parametrize(("settings", "statement"), [({"dtype": KV8}, "dtype"), ({"v_scale": 0.5}, "scaled v")])
+def test_there_are_no_gradients(settings: dict[str, Any], statement: str) -> None:
+    for schedule in ("auto", "naive", "fused"):
+        with pytest.raises(PlanRefusal, match=f"(?s)`{statement}`.*no schedule has gradients"):
+            choose(attngen.define(head_dim=64, **({"dtype": "bf16"} | settings)), ARCHES["sm_90a"], schedule, wanted=("q",))
+
+
+def test_what_they_do_not_go_with_is_refused() -> None:
+    tables = {"inputs": dict.fromkeys(("c1", "s1"), ("fp32", ("rows", 16))), "rotary": "32 halves by c1, s1"}
+    with pytest.raises(PlanRefusal, match=r"(?s)`rotary`.*rotated keys are numbers of the type that Q has"):
+        choose(attngen.define(dtype=KV8, **tables), ARCHES["sm_80"], "naive")
+    apart = {"q": "bf16", "k": "fp8_e4m3", "v": "bf16"}
+    with pytest.raises(PlanRefusal, match=r"(?s)`dtype`.*in pages have one element type"):
+        choose(attngen.define(dtype=apart, storage="paged"), ARCHES["sm_80"], "naive")
+
+
+def test_tensors_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    import attngen.torch
+
+    spec = quantized("each its own", "of heads", score=None)
+    at = np.random.default_rng(0).standard_normal
+    shapes = ((2, 4, 5, 48), (2, 2, 9, 48), (2, 2, 9, 40))
+    types = (torch.float32, torch.float8_e5m2, torch.float8_e4m3fn)
+    q, k, v = (torch.from_numpy(at(shape)).to(dtype) for shape, dtype in zip(shapes, types, strict=True))
+    ks, vs = torch.tensor([0.5, 2.0]), torch.tensor([[1.0, 3.0], [0.25, 1.5]])
+    wide_k, wide_v = k.double() * ks[:, None, None], v.double() * vs[:, :, None, None]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), wide_k, wide_v, attn_mask=torch.ones(5, 9, dtype=torch.bool).tril(4), enable_gqa=True
+    )
+    for mode in ("auto", "math"):
+        module = attngen.torch.Attention(spec, mode=mode)
+        for function in (module, torch.compile(module, backend="eager")):
+            found = function(q, k, v, ks=ks, vs=vs)
+            assert found.dtype is torch.bfloat16
+            assert (found.double() - expected).abs().max() < 2e-2 * expected.abs().max()
