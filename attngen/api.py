@@ -10,7 +10,7 @@ from typing import Any, Protocol, get_args
 
 from attngen.backward import CompiledBackward, check_dlse, compile_backward, zero_dlse
 from attngen.compiled import Compiled
-from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, empty_like, mark_written, view
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, add_columns, empty_like, mark_written, view
 from attngen.device.lazy_kernel import DeferredKernel
 from attngen.device.params import Number, declared_params, input_names, named_arguments, refuse_unknown, without_seed
 from attngen.device.protocol import Device
@@ -27,7 +27,7 @@ from attngen.spec.attention import AttentionSpec, Storage
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import DTYPES
-from attngen.spec.gradient import wanted_gradients
+from attngen.spec.gradient import gradients_of_call
 from attngen.spec.scales import FORMS, has_scale_forms, with_scale_form
 
 Path = str | PathLike[str]
@@ -80,14 +80,15 @@ class CompiledAttention(Compiled):
         self,
         q: Any,
         k: Any,
-        v: Any,
+        v: Any = None,
         *,
         out: Any | None = None,
         lse: Any | None = None,
         stream: int | None = None,
         **named: Any,
     ) -> Any:
-        """O, or (O, lse). Runs on `stream` (a driver stream handle; by default the current stream of q's library).
+        """O, or (O, lse). Runs on `stream` (a driver stream handle; by default the current stream of q's library). `v` is left
+        out if the spec says that it is a part of k.
 
         O and lse are written to `out` and `lse` if these are given; they must not share memory with an input. If attngen.torch
         was imported before the spec was compiled, calls with torch tensors cost the host least, and torch.compile can trace
@@ -113,7 +114,7 @@ class CompiledAttention(Compiled):
         dout: Any,
         q: Any,
         k: Any,
-        v: Any,
+        v: Any = None,
         *,
         out: Any | None = None,
         lse: Any | None = None,
@@ -136,16 +137,18 @@ class CompiledAttention(Compiled):
         """
         check_stream(stream)
         check_dlse(self.spec, dlse, stream)
-        names = wanted_gradients(self.spec, wanted)
+        names, computed = gradients_of_call(self.spec, wanted)
         views, params = self._arguments(q, k, v, named, dout=dout, dlse=dlse)
         shapes = {name: array.shape for name, array in views.items()}
-        parts = [self.gradients(part, deterministic) for part in self.gradient_parts(names, deterministic, shapes)]
+        parts = [self.gradients(part, deterministic) for part in self.gradient_parts(computed, deterministic, shapes)]
         if self.spec.lse and dlse is None:
             views["dlse"] = zero_dlse(parts[0].source, views)
         given = {name: array for name, array in (("out", out), ("lse", lse)) if array is not None}
         saved = tuple(dict.fromkeys(name for part in parts for name in part.plan.saved))
         views |= self._saved(saved, given, views, params, stream)
         found = {name: array for part in parts for name, array in part.run(part.inputs_of(views), params, stream).items()}
+        if self.spec.values is not None and "k" in names:
+            add_columns(found["k"], found["v"], *self.spec.values)
         return {name: found[name] for name in names}
 
     def _arguments(
@@ -162,7 +165,7 @@ class CompiledAttention(Compiled):
             made[0], made[1] = state
             named = {**named, RNG_STATE.name: made}
         inputs, params = named_arguments(names, declared_params(self.spec), named, self.captures)
-        arrays = {"q": q, "k": k, "v": v, **dict(zip(names, inputs, strict=True))}
+        arrays = {"q": q, "k": k, "v": self.spec.values_of(k, v), **dict(zip(names, inputs, strict=True))}
         arrays |= {name: array for name, array in others.items() if array is not None}
         dtypes = {tensor.argument: (tensor.dtype,) for tensor in self.source.tensors}
         return {name: view(array, name, dtypes.get(name, DTYPES)) for name, array in arrays.items()}, params

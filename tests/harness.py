@@ -75,7 +75,7 @@ def compiled(spec: AttentionSpec, schedule: str, arch: str | None = None, seed: 
 
 def call(compiled: CompiledAttention, problem: Sample, **params: Any) -> tuple[Any, Any]:
     """(O, lse or None) of a problem in dense storage."""
-    return call_stored(compiled, {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}, **params)
+    return call_stored(compiled, problem.arrays(compiled.spec), **params)
 
 
 def call_stored(compiled: CompiledAttention, arrays: Mapping[str, Any], **params: Any) -> tuple[Any, Any]:
@@ -114,7 +114,7 @@ def gradients(
     **params: Any,
 ) -> dict[str, Any]:
     """The gradients that a kernel computes of a problem in dense storage."""
-    given = {"dout": loss.dout, "q": problem.q, "k": problem.k, "v": problem.v, "dlse": loss.dlse, **problem.inputs}
+    given = {"dout": loss.dout, "dlse": loss.dlse, **problem.arrays(kernel.spec)}
     return gradients_stored(kernel, given, wanted, deterministic, **params)
 
 

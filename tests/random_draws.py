@@ -234,6 +234,9 @@ def case(seed: int, kernel: str | None = None) -> Case:
             if r.random() < 0.12 and one.storage in ("dense", "padded", "packed"):
                 one = replace(one, text=rotated(r, one))
                 choose(one.spec(), ARCHES[one.arch], one.schedule)
+            elif r.random() < 0.1 and one.size_of_v == 1.0:
+                one = replace(one, text=with_part_of_keys(r, one))
+                choose(one.spec(), ARCHES[one.arch], one.schedule)
             elif r.random() < (0.4 if one.schedule in CONVERTING else 0.05):
                 one = replace(one, text=quantized(r, one))
                 choose(one.spec(), ARCHES[one.arch], one.schedule)
@@ -338,6 +341,14 @@ def rotated(r: random.Random, one: Case) -> str:
     lines = [f"input {name}: {table}" for name in TABLES]
     lines.append(f"rotary {dim} {r.choice(('halves', 'interleaved'))} by {', '.join(TABLES)}{at}")
     return one.text.removesuffix("}\n") + "".join(f"    {line}\n" for line in lines) + "}\n"
+
+
+def with_part_of_keys(r: random.Random, one: Case) -> str:
+    """The text of `one` with values that are a part of the keys."""
+    head_dim = int(re.findall(r"head_dim (\d+)", one.text)[0])
+    end = r.randrange(8, head_dim + 1, 8)
+    values = f"values k[{r.choice((0, 0, r.randrange(0, end, 8)))}:{end}]"
+    return re.sub(r"^    head_dim (\d+).*$", rf"    head_dim \1\n    {values}", one.text, flags=re.MULTILINE)
 
 
 def quantized(r: random.Random, one: Case) -> str:

@@ -23,7 +23,7 @@ def arrays_of(one: Case, call: Call, spec: AttentionSpec, problem: Sample, seed:
     if spec.kernel.is_counted and seed % 2:
         arrays["max_kv_len"] = call.shape.kv_len
     if one.rows_apart:  # heads and rows in the other order in memory
-        names = ("q",) if spec.kernel.is_paged else ("q", "k", "v")
+        names = [name for name in ("q", "k", "v") if name in arrays and (name == "q" or not spec.kernel.is_paged)]
         axes = dict.fromkeys(names, (0, 1) if spec.kernel.is_packed else (1, 2))
         for name, (first, second) in axes.items():
             arrays[name] = np.ascontiguousarray(arrays[name].swapaxes(first, second)).swapaxes(first, second)

@@ -65,6 +65,8 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample, params: Mapping[str, 
 
     group = q_heads // kv_heads
     wide_q, wide_k, wide_v = (from_storage(x).astype(np.float64) for x in (problem.q, problem.k, problem.v))
+    if part := re.search(r"values k\[(\d+):(\d+)\]", one.text):
+        wide_v = wide_k[..., int(part[1]) : int(part[2])]
     rotation = re.search(r"rotary (\d+) (\w+) by \w+, \w+(?: at (.+), (.+))?$", one.text, re.MULTILINE)
     if rotation:
         dim, pairs, of_q, of_k = rotation.groups()

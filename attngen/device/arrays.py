@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attngen.diagnostics import ArgumentError as ArgumentError
-from attngen.spec.dtypes import DTYPES, DType
+from attngen.spec.dtypes import DTYPES, DType, from_storage, round_to_storage
 from attngen.spec.dtypes import NUMPY_BFLOAT16 as NUMPY_BFLOAT16
 
 
@@ -250,6 +250,16 @@ def empty_like(array: ArrayView, shape: tuple[int, ...], dtype: DType, name: str
     else:
         made = _empty(array, shape, dtype)
     return view(made, name)
+
+
+def add_columns(array: Any, part: Any, begin: int, end: int) -> None:
+    """Adds `part` to the columns of an array of the same library and type, in place."""
+    columns = array[..., begin:end]
+    if not isinstance(array, np.ndarray):
+        columns += part
+        return
+    storage = view(array, "k").dtype
+    columns[...] = round_to_storage(from_storage(columns) + from_storage(part), storage).view(array.dtype)
 
 
 NAN_BYTE = 0xFF  # a number of such bytes is NaN in every type

@@ -48,6 +48,8 @@ def equations(spec: AttentionSpec, lse: bool) -> list[str]:
     if spec.rotary is not None:
         lines.append(f"Q, K = rows rotated by their positions: rotary {rotary_to_text(spec.rotary)}")
     lines.append(f"s    = {expression_to_text(spec.scale)} * sum over d of Q[q, d] * K[k, d]")
+    if spec.values is not None:
+        lines.append(f"V    = K[:, {spec.values[0]}:{spec.values[1]}]")
     where = f" where {text['mask']}, else {text['masked']}" if text["mask"] else ""
     lines.append(f"S[k] = {text['score']}{where}")
     lines += weights_equations(spec, lse)

@@ -24,6 +24,7 @@ from attngen.plan import Plan
 from attngen.plan.split_keys import PackedTiles, Splits
 from attngen.reference.problems import Draw, Shape, captured_sinks
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.gradient import QKV
 
 SPLITS = 4  # parts of a row's keys
 BEYOND = 17  # rows or keys past a constant of the mask or score
@@ -63,7 +64,7 @@ def aims(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequ
         for kv_len in (FEW, more):  # no fewer keys than rows, if a mask looks up rows among keys
             yield Aim(Shape(*heads, more, kv_len), Setting(sections=True), varied=False)
     if plan.schedule.is_tiled and not plan.schedule.on_tensor_cores:
-        free = [name for name in ("q", "k", "v") if name.upper() not in plan.rotated]  # those are aligned
+        free = [name for name in QKV[: 2 if spec.values else 3] if name.upper() not in plan.rotated]  # those are aligned
         for layout, name in product(LAYOUTS, (*free, *(("dout",) if plan.wanted else ()))):
             several = 2 if layout == "heads" else 1
             yield Aim(Shape(1, several, several, FEW, FEW), Setting(laid_out=(name, layout)), varied=False)

@@ -150,7 +150,7 @@ def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[A
     else:
         arrays["out"] = _poisoned(arrays["q"], compiled.spec)
         if trial.setting.apart:
-            arrays |= apart({name: arrays[name] for name in (*QKV, "out", *problem.inputs)})
+            arrays |= apart({name: arrays[name] for name in (*QKV, "out", *problem.inputs) if name in arrays})
         if trial.setting.laid_out:
             name, layout = trial.setting.laid_out
             arrays[name] = with_layout(arrays[name], layout)

@@ -105,6 +105,9 @@ class Block:
         dtypes = self._attempt(self._dtypes)
         sizes = self._attempt(self._required, "head_dim", "head_dim 64")
         head_dim, head_dim_v = (64, 64) if sizes is None else (sizes.children[0].value, sizes.children[-1].value)
+        values = tuple(node.value for node in self.single["values"].children) if "values" in self.single else None
+        if values is not None and (sizes is None or len(sizes.children) == 1):
+            head_dim_v = values[1] - values[0]
         heads = [n.value for n in self.single["heads"].children] if "heads" in self.single else [None, None]
         self._globals(head_dim, head_dim_v)
         self._lets()
@@ -122,9 +125,10 @@ class Block:
             raise error.located(self.spans) from None
         spec = AttentionSpec(
             name=str(self.title.value),
-            **dtypes,
+            **with_type_of_values(dtypes, values),
             head_dim=head_dim,
             head_dim_v=head_dim_v,
+            values=values,
             q_heads=heads[0],
             kv_heads=heads[-1],
             inputs=with_state(tuple(self.inputs), expressions["dropout"]),
@@ -378,6 +382,12 @@ def rotary_of(node: Node, resolver: Resolver, scope: Scope) -> Rotary:
     one_of(pairs.value, get_args(Pairs), mistakes.UnknownPairs, span=pairs.span)
     given = (resolver.expression(position, scope) for position in positions)
     return Rotary(dim.value, pairs.value, str(cosines.value), str(sines.value), *given)
+
+
+def with_type_of_values(dtypes: dict[str, Any], values: tuple[int, ...] | None) -> dict[str, Any]:
+    """The fields for element types: values that are a part of K have its type, unless another one is stated."""
+    stated = values is None or dtypes.get("v_dtype") is not None
+    return dtypes if stated else dtypes | {"v_dtype": dtypes.get("k_dtype")}
 
 
 def as_float(expr: Expr) -> Expr:

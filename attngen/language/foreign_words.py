@@ -20,7 +20,7 @@ class Spelling(NamedTuple):
 
 
 MAX_LINE = 2000  # characters: longer lines are not searched
-_KEYWORDS = "dtype|head_dim|heads|mask|score|scale|sink|scaled|dropout|rotary|normalize|precision|output|kernel"
+_KEYWORDS = "dtype|head_dim|values|heads|mask|score|scale|sink|scaled|dropout|rotary|normalize|precision|output|kernel"
 COMMENT = "comments begin with `#`"
 _DECLARED = "static|const|constexpr|auto|int|float|double|long|unsigned|var|val"
 _DTYPES = "fp32|fp16|bf16|int32|int64|bool|float32|float16|bfloat16|float|half|int"

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 
 from attngen.diagnostics import DiagnosticError, refuse_keywords, warn
 from attngen.keywords import ScheduleName
-from attngen.language.block import completed, rotary_of
+from attngen.language.block import completed, rotary_of, with_type_of_values
 from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value, number_of
 from attngen.language.syntax import parse_expression, parse_rotation
@@ -69,6 +69,7 @@ def _describe(
     dtype: str | Mapping[str, str] = "fp16",
     head_dim: int = 64,
     head_dim_v: int | None = None,
+    values: tuple[int, int] | None = None,
     heads: tuple[int, int] | None = None,
     mask: Written = None,
     score: Written = None,
@@ -95,19 +96,24 @@ def _describe(
     """An AttentionSpec, and the arrays that functions captured, by name. `traced` returns the pair, `define` the spec.
 
     `dtype` is the element type of Q, K, V and O, or a mapping: of "q", and of some of "k", "v" and "o", which otherwise have
-    that of Q. `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int",
-    "float", (type, default), or a default alone. `mask`, `score` and `sink` are text of the language, expressions, or
-    functions: (s, b, h, q, k) or, without s, (b, h, q, k). `k_scale` and `v_scale`, which stored keys and values are multiplied
-    with, are such functions too, or of (b, h, k), or numbers. `rotary` is the text of the statement, as "64 halves by cosines,
-    sines". Arrays that a function refers to are captured with their present sizes, also dimensions that are indexed by b, h, q
-    or k. Raises DiagnosticError as for text, TraceError if a function cannot be expressed, TypeError for an argument of a wrong
-    type. Issues a SpecWarning for what is unlikely to be meant.
+    that of Q. `values` (begin, end) says that V is k[..., begin:end]. `heads` is (query heads, key/value heads); `inputs` maps
+    names to (dtype, dims); `params` maps names to "int", "float", (type, default), or a default alone. `mask`, `score` and
+    `sink` are text of the language, expressions, or functions: (s, b, h, q, k) or, without s, (b, h, q, k). `k_scale` and
+    `v_scale`, which stored keys and values are multiplied with, are such functions too, or of (b, h, k), or numbers. `rotary`
+    is the text of the statement, as "64 halves by cosines, sines". Arrays that a function refers to are captured with their
+    present sizes, also dimensions that are indexed by b, h, q or k. Raises DiagnosticError as for text, TraceError if a
+    function cannot be expressed, TypeError for an argument of a wrong type. Issues a SpecWarning for what is unlikely to be
+    meant.
     """
     if not isinstance(name, str):
         raise TypeError(f"`name` is {name!r}; expected a str")
     check_name(name, title=True)
     head_dim = _whole("head_dim", head_dim)
-    head_dim_v = head_dim if head_dim_v is None else _whole("head_dim_v", head_dim_v)
+    begin, end = _pair("values", values)
+    values = None if begin is None or end is None else (begin, end)
+    if head_dim_v is None:
+        head_dim_v = head_dim if values is None else values[1] - values[0]
+    head_dim_v = _whole("head_dim_v", head_dim_v)
     q_heads, kv_heads = _pair("heads", heads)
     block_q, block_kv = _pair("tile", tile)
     counts = (("stages", stages), ("warps", warps), ("page_size", page_size))
@@ -136,9 +142,10 @@ def _describe(
     expressions = completed(exprs, head_dim)
     result = AttentionSpec(
         name=name,
-        **dtypes,
+        **with_type_of_values(dtypes, values),
         head_dim=head_dim,
         head_dim_v=head_dim_v,
+        values=values,
         q_heads=q_heads,
         kv_heads=kv_heads,
         inputs=with_state((*declared, *captured), expressions["dropout"]),

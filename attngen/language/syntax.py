@@ -34,8 +34,8 @@ MAX_NUMBER_DIGITS = 400
 MAX_INTEGER = 2**63 - 1
 
 STATEMENTS = (
-    "dtype", "head_dim", "heads", "mask", "score", "scale", "sink", "scaled", "dropout", "rotary", "input", "param", "let",
-    "def", "normalize", "precision", "output", "kernel",
+    "dtype", "head_dim", "values", "heads", "mask", "score", "scale", "sink", "scaled", "dropout", "rotary", "input", "param",
+    "let", "def", "normalize", "precision", "output", "kernel",
 )  # fmt: skip
 OPTIONS = ("tile", "stages", "warps", "q", "storage", "page_size", "batch_invariant")  # in a kernel statement
 

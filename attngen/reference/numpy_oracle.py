@@ -47,7 +47,8 @@ def numbers_of(
     """The values of storage arrays, in the precision `compute`."""
     real = {name: _decode(array, compute) for name, array in sample.inputs.items()}
     numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params)
-    q, k, v = (_decode(array, compute) for array in (sample.q, sample.k, sample.v))
+    q, k, own_v = (_decode(array, compute) for array in (sample.q, sample.k, sample.v))
+    v = own_v if spec.values is None else spec.values_of(k, None)
     return Problem(spec, q, k, v, real, numbers, np)
 
 

@@ -46,6 +46,11 @@ class Sample:
     v: Array
     inputs: dict[str, Array]
 
+    def arrays(self, spec: AttentionSpec) -> dict[str, Array]:
+        """What a call of `spec` is given, by name: v only if it is a tensor of its own."""
+        own = {} if spec.values is not None else {"v": self.v}
+        return {"q": self.q, "k": self.k, **own, **self.inputs}
+
 
 Scores = Literal["huge", "negative", "positive", "mixed", "falling", "rising", "equal"]
 
@@ -135,6 +140,7 @@ def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL)
         q, k = _far_apart(spec, draw.scores, q.shape, k.shape)
         numbers = map(within_range, (q * np.float32(draw.magnitude), k), dtypes)
         q, k = map(round_to_storage, numbers, dtypes)
+    v = v if spec.values is None else spec.values_of(k, None)
     rng = np.random.default_rng()
     rng.bit_generator.state = state
     return Sample(q, k, v, _inputs(spec, sizes, rng, draw))

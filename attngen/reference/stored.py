@@ -38,19 +38,20 @@ def stored(
     batch, _, q_len, _ = problem.q.shape
     kv_len = problem.k.shape[2]
     rows, keys = rows or [q_len] * batch, keys or [kv_len] * batch
-    arrays: dict[str, Any] = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
+    arrays: dict[str, Any] = {**problem.arrays(spec)}
+    of_keys = [name for name in ("k", "v") if name in arrays]
     if kernel.is_packed:
         arrays |= {"q": packed(problem.q, rows), "cu_seqlens_q": begins_of(rows), "max_q_len": q_len}
     if kernel.is_paged:
         page = kernel.page_size or page_size
         table = _page_table(keys, -(-kv_len // page), page, np.random.default_rng(seed))
-        pools = {name: _pool(arrays[name], table, keys, page, heads_inside) for name in ("k", "v")}
+        pools = {name: _pool(arrays[name], table, keys, page, heads_inside) for name in of_keys}
         arrays |= {**pools, "page_table": table, "seqused": np.array(keys, np.int32)}
     elif kernel.is_counted:
-        padded = {name: _padded(arrays[name], keys) for name in ("k", "v")}
+        padded = {name: _padded(arrays[name], keys) for name in of_keys}
         arrays |= {**padded, "seqused": np.array(keys, np.int32)}
     elif kernel.is_packed:
-        arrays |= {name: packed(arrays[name], keys) for name in ("k", "v")}
+        arrays |= {name: packed(arrays[name], keys) for name in of_keys}
         arrays |= {"cu_seqlens_k": begins_of(keys), "max_kv_len": kv_len}
     if kernel.is_counted and any("kv_len" in declared.dims for declared in spec.inputs):
         arrays["max_kv_len"] = kv_len  # captured tensors have an element for each key, not for all that pages have room for

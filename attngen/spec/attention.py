@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from attngen.diagnostics import ArgumentError
 from attngen.keywords import ScheduleName
 from attngen.spec.dtypes import DType
 from attngen.spec.expr import Expr, Type, name
@@ -164,6 +165,7 @@ class AttentionSpec:
     v_dtype: DType | None = None
     o_dtype: DType | None = None
     v_scale: Expr | None = None
+    values: tuple[int, int] | None = None  # V is these columns of K, from the first to before the second; None: it is a tensor
 
     @property
     def expressions(self) -> dict[str, Expr]:
@@ -183,6 +185,17 @@ class AttentionSpec:
         """The element types of the tensors "q", "k", "v" and "o"."""
         others = {"k": self.k_dtype, "v": self.v_dtype, "o": self.o_dtype}
         return {"q": self.dtype, **{name: dtype or self.dtype for name, dtype in others.items()}}
+
+    def values_of(self, k: Any, v: Any) -> Any:
+        """V of a call that is given `k` and `v`: a part of k, if the spec says so. Raises ArgumentError."""
+        if self.values is None:
+            if v is None:
+                raise ArgumentError("`v` was not given")
+            return v
+        begin, end = self.values
+        if v is not None:
+            raise ArgumentError(f"`v` is k[..., {begin}:{end}] in this attention; leave it out")
+        return k[..., begin:end]
 
     @property
     def is_mixed(self) -> bool:

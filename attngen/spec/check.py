@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import get_args
 
-from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.diagnostics import Diagnostic, DiagnosticError, counted
 from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Normalize, Param, Precision, S
 from attngen.spec.bounds import ranges
@@ -95,6 +95,7 @@ def _mistakes(spec: AttentionSpec) -> Iterator[Diagnostic]:
     yield from _head_size(spec.head_dim, None)
     if spec.head_dim_v != spec.head_dim:
         yield from _head_size(spec.head_dim_v, "second")
+    yield from _values(spec)
     yield from _heads(spec)
     for i in spec.inputs:
         yield from _dimensions(i.name, i.dims)
@@ -115,6 +116,24 @@ def _mistakes(spec: AttentionSpec) -> Iterator[Diagnostic]:
         if spec.sink is not None:
             yield mistakes.SinkNeedsSoftmax(statement="sink", normalize=spec.normalize)
     yield from _expressions(spec)
+
+
+def _values(spec: AttentionSpec) -> Iterator[Diagnostic]:
+    """Mistakes of values that are a part of the keys."""
+    if spec.values is None:
+        return
+    begin, end = spec.values
+    found = ""
+    if not 0 <= begin < end <= spec.head_dim:
+        found = f"a row of K has the columns 0:{spec.head_dim}"
+    elif begin % 8:
+        found = "the first column is a multiple of 8"
+    elif end - begin != spec.head_dim_v:
+        found = f"`head_dim` says that V has {counted(spec.head_dim_v, 'column')}"
+    elif spec.dtypes["v"] is not spec.dtypes["k"]:
+        found = f"`dtype` says that V is {spec.dtypes['v']}, and K {spec.dtypes['k']}"
+    if found:
+        yield mistakes.BadValues(statement="values", begin=begin, end=end, found=found, head_dim=spec.head_dim)
 
 
 def _head_size(size: int, part: str | None) -> Iterator[Diagnostic]:

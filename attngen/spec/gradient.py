@@ -148,6 +148,18 @@ def wanted_gradients(spec: AttentionSpec, wanted: Iterable[str] | None = None) -
     return tuple(n for n in order if n in names)
 
 
+def gradients_of_call(spec: AttentionSpec, wanted: Iterable[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The gradients `wanted` of what a call is given, and those that kernels compute for them: that of V too, which is added to
+    that of K, if V is a part of K. Raises GradientError."""
+    if spec.values is None:
+        names = wanted_gradients(spec, wanted)
+        return names, names
+    names = wanted_gradients(spec, QKV[:2] if wanted is None else wanted)
+    if "v" in names:
+        raise GradientError("`v` has no gradient of its own: it is a part of k")
+    return names, tuple(n for name in names for n in ((name, "v") if name == "k" else (name,)))
+
+
 def gradient_argument(name: str) -> str:
     """The name of the argument that holds the gradient of the argument `name`."""
     return f"d{name}" if name in QKV else f"d_{name}"

@@ -97,8 +97,11 @@ def _constant(value: bool | int | float) -> Text:
 
 def to_text(spec: AttentionSpec) -> str:
     """`spec` as an `attention` block."""
-    head = str(spec.head_dim) if spec.head_dim == spec.head_dim_v else f"{spec.head_dim}, v {spec.head_dim_v}"
+    own = spec.values is None and spec.head_dim != spec.head_dim_v
+    head = str(spec.head_dim) if not own else f"{spec.head_dim}, v {spec.head_dim_v}"
     lines = [("dtype", dtypes_to_text(spec)), ("head_dim", head)]
+    if spec.values is not None:
+        lines.append(("values", f"k[{spec.values[0]}:{spec.values[1]}]"))
     if spec.q_heads is not None:
         lines.append(("heads", f"{spec.q_heads} over {spec.kv_heads}"))
     for i in spec.inputs:

@@ -134,6 +134,7 @@ EXAMPLES: dict[str, Example] = {
         "input c: fp32[n, 32] input d: fp32[n, 32] rotary 64 halves by c, d kernel fused { storage paged }",
         "kernel fused { storage paged }",
     ),
+    "E134": Example("V is columns of K that a row has.", "values k[0:128]", "values k[0:64]"),
     # --- expressions
     "E201": Example("A name that nothing declares.", "mask causl", "mask causal"),
     "E202": Example(

@@ -317,6 +317,18 @@ class RotaryPosition(Diagnostic):
     found: str
 
 
+class BadValues(Diagnostic):
+    code: ClassVar[str] = "E134"
+    title: ClassVar[str] = "k[{begin}:{end}] cannot be V"
+    label: ClassVar[str] = "{found}"
+    help: ClassVar[str] = "write values k[0:n], n a multiple of 8 up to {head_dim}, and state no other size or type of V"
+
+    begin: int
+    end: int
+    found: str
+    head_dim: int
+
+
 class RotaryOfPages(Diagnostic):
     code: ClassVar[str] = "E133"
     title: ClassVar[str] = "keys in storage {storage} cannot be rotated by a call"
