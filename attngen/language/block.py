@@ -40,6 +40,7 @@ from attngen.spec.suspicions import suspicions
 MAX_DECLARATIONS = 64
 WORDS = {"storage": (Storage, mistakes.UnknownStorage), "q": (QPlace, mistakes.UnknownQPlace)}  # in a `kernel` statement
 REPEATED = ("input", "param", "let", "define")
+TENSORS = {"scaled": ("k", "v"), "values": ("k",)}  # which a statement takes
 EXPRESSIONS = ("mask", "score", "scale", "sink", "dropout", "scaled k", "scaled v")
 
 T = TypeVar("T")
@@ -105,7 +106,7 @@ class Block:
         dtypes = self._attempt(self._dtypes)
         sizes = self._attempt(self._required, "head_dim", "head_dim 64")
         head_dim, head_dim_v = (64, 64) if sizes is None else (sizes.children[0].value, sizes.children[-1].value)
-        values = tuple(node.value for node in self.single["values"].children) if "values" in self.single else None
+        values = tuple(node.value for node in self.single["values"].children[1:]) if "values" in self.single else None
         if values is not None and (sizes is None or len(sizes.children) == 1):
             head_dim_v = values[1] - values[0]
         heads = [n.value for n in self.single["heads"].children] if "heads" in self.single else [None, None]
@@ -173,7 +174,10 @@ class Block:
             self._attempt(self._declaration if node.kind in REPEATED else self._single, node)
 
     def _single(self, node: Node) -> None:
-        keyword = f"scaled {node.children[0].value}" if node.kind == "scaled" else node.kind
+        tensor = node.children[0]
+        if node.kind in TENSORS:
+            one_of(tensor.value, TENSORS[node.kind], mistakes.NotThatTensor, span=tensor.span)
+        keyword = f"scaled {tensor.value}" if node.kind == "scaled" else node.kind
         if keyword in self.single:
             line = self.single[keyword].span.line
             raise DiagnosticError(mistakes.DuplicateStatement(span=node.span, keyword=keyword, line=line))

@@ -39,7 +39,7 @@ def stored(
     kv_len = problem.k.shape[2]
     rows, keys = rows or [q_len] * batch, keys or [kv_len] * batch
     arrays: dict[str, Any] = {**problem.arrays(spec)}
-    of_keys = [name for name in ("k", "v") if name in arrays]
+    of_keys: list[str] = [name for name in ("k", "v") if name in arrays]
     if kernel.is_packed:
         arrays |= {"q": packed(problem.q, rows), "cu_seqlens_q": begins_of(rows), "max_q_len": q_len}
     if kernel.is_paged:

@@ -111,7 +111,8 @@ def from_storage(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     bits = np.asarray(array, order="C").view(WITHOUT_NUMPY[names[0]])
     if names[0] == "bfloat16":
         return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return _fp8_values(names[0])[bits]
+    values: np.ndarray[Any, Any] = _fp8_values(names[0])[bits]
+    return values
 
 
 def nans(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -141,7 +142,8 @@ def _finite(name: str) -> np.ndarray[Any, Any]:
     import numpy as np
 
     values = _fp8_values(name)[:0x80]
-    return values[np.isfinite(values)]
+    finite: np.ndarray[Any, Any] = values[np.isfinite(values)]
+    return finite
 
 
 def within_range(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
@@ -151,7 +153,8 @@ def within_range(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, 
     if dtype not in FP8_DTYPES:
         return values
     largest = _finite(dtype.torch)[-1]
-    return np.clip(values, -largest, largest)
+    clipped: np.ndarray[Any, Any] = np.clip(values, -largest, largest)
+    return clipped
 
 
 def _to_fp8(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:

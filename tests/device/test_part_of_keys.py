@@ -80,7 +80,7 @@ def test_text_and_python_say_the_same() -> None:
         ("values k[8:8]", "a row of K has the columns 0:64"),
         ("values k[4:12]", "the first column is a multiple of 8"),
         ("values k[0:12]", "multiple of 8"),
-        ("values v[0:8]", "values"),
+        ("values v[0:8]", "`v` cannot stand here"),
         ("values k[0:32] values k[0:8]", "given twice"),
     ],
 )

@@ -135,6 +135,7 @@ EXAMPLES: dict[str, Example] = {
         "kernel fused { storage paged }",
     ),
     "E134": Example("V is columns of K that a row has.", "values k[0:128]", "values k[0:64]"),
+    "E135": Example("Keys and values have scales, and V may be a part of K.", "scaled q by 0.5", "scaled k by 0.5"),
     # --- expressions
     "E201": Example("A name that nothing declares.", "mask causl", "mask causal"),
     "E202": Example(

@@ -317,6 +317,12 @@ class RotaryPosition(Diagnostic):
     found: str
 
 
+class NotThatTensor(NotAChoice):
+    code: ClassVar[str] = "E135"
+    title: ClassVar[str] = "`{found}` cannot stand here"
+    help: ClassVar[str] = "write scaled k by, or scaled v by; values are columns of k, as in values k[0:64]"
+
+
 class BadValues(Diagnostic):
     code: ClassVar[str] = "E134"
     title: ClassVar[str] = "k[{begin}:{end}] cannot be V"
