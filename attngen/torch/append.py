@@ -37,7 +37,7 @@ from attngen.torch.copies import has_whole_rows, in_place
 from attngen.torch.description import dtype_name
 from attngen.torch.layout import check_tensors
 from attngen.torch.operator import LIBRARY, operator
-from attngen.torch.runtime import Emulated, OnGpu
+from attngen.torch.runtime import Runtime, name_of
 
 Pair = tuple[Tensor, Tensor]
 
@@ -82,11 +82,9 @@ class CompiledAppend:
 
 
 @lru_cache(maxsize=256)
-def _runtime(append: Append, device: torch.device) -> Emulated | OnGpu:
-    on_gpu = device.type == "cuda"
-    place = device_by_name(f"cuda:{device.index or 0}" if on_gpu else "emulated")
-    compiled = CompiledAppend(DeferredKernel(place, append_program(append, place.arch)), place)
-    return OnGpu(compiled) if on_gpu else Emulated(compiled)
+def _runtime(append: Append, device: torch.device) -> Runtime:
+    place = device_by_name(name_of(device))
+    return Runtime(CompiledAppend(DeferredKernel(place, append_program(append, place.arch)), place))
 
 
 def run(*arguments: Any) -> Pair:

@@ -32,8 +32,8 @@ from attngen.torch.closures import Closure
 from attngen.torch.description import Mode, dtype_name, fixed_text, schedule_of, stated_dtype
 from attngen.torch.graphs import ImportRefusal, numbers_on, stand_in
 from attngen.torch.importer import expression
+from attngen.torch.prepared import Remembered
 from attngen.torch.private import is_of_transform, outside_of_transforms
-from attngen.torch.runtime import Remembered
 
 B, H, Q, K = (name(n, Type.INT) for n in "bhqk")
 LIMITS_OF_ELEMENTS = (64, 60, 32)  # bits of int64 elements: those of the second fit sums, of the third products

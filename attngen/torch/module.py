@@ -26,7 +26,7 @@ from attngen.spec.dropout import RNG_STATE, without_dropout
 from attngen.spec.expr import Const
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.arguments import NamedArguments, tensor, unpacked
-from attngen.torch.cached import Cache, Decoding, cache_of, decoding_of, decoding_text
+from attngen.torch.cached import Cache, Decoding, Reader, attended, decoding_of, decoding_text
 from attngen.torch.check_cache import Place
 from attngen.torch.description import (
     Description,
@@ -278,13 +278,9 @@ class Attention(torch.nn.Module):
             new_k, new_v = (None if one is None else self._rows(name, one) for name, one in (("k", k), ("v", v)))
             place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
             attention = partial(self._attend_cache, form, captured, inputs, ints, floats)
-            once = None
-            if new_k is not None:
-                numbers = (tuple(ints), tuple(floats), place.kinds)
-                tensors = (rows, k_cache, v_cache, *inputs, *place.tensors)
-                once = self._front.once(tensors, numbers, partial(attention, only_checks=True))
-            as_dense = self._mode == "math"
-            result = attention(cache_of(rows, k_cache, v_cache, new_k, new_v, decoding.turn(inputs), place, once, as_dense))
+            reader = Reader(attention, self._front, inputs, (tuple(ints), tuple(floats)))
+            turn, as_dense = decoding.turn(inputs), self._mode == "math"
+            result = attended(rows, k_cache, v_cache, new_k, new_v, turn, place, reader, as_dense)
         return results(result, q, self._layout, self._return_lse)
 
     def _attend_cache(

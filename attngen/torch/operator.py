@@ -32,7 +32,7 @@ from attngen.device.arrays import ArgumentError, check_one_device
 from attngen.diagnostics import counted
 from attngen.language.prelude import prelude
 from attngen.torch.copies import empty_as, in_place
-from attngen.torch.runtime import Emulated, OnGpu, input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
+from attngen.torch.runtime import Runtime, input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
 
 Tensors: TypeAlias = Sequence[Tensor] | None
 Ints: TypeAlias = Sequence[int] | None
@@ -86,7 +86,7 @@ def run(
     if copies:
         q, k, v = as_read(found, q, k, v)
     results = found((q, k, v, *inputs) if inputs else (q, k, v), ints or (), floats or ())
-    return results[0], results[1] if len(results) == 2 else found.no_lse
+    return results[0], results[1] if len(results) == 2 else found.nothing[0]
 
 
 def run_full(*arguments: Any) -> Saved:
@@ -95,10 +95,11 @@ def run_full(*arguments: Any) -> Saved:
     found = (saving_runtime if call.saves else runtime)(call.spec, call.q.device)
     tensors = (*as_read(found, *call.tensors[:3]), *call.inputs) if call.copies else call.tensors
     results = dict(zip(found.output_names, found(tensors, call.ints, call.floats), strict=True))
-    return results["out"], results.get("lse", found.no_lse), results.get("lse_rest", found.no_lse_rest)
+    lse, lse_rest = found.nothing
+    return results["out"], results.get("lse", lse), results.get("lse_rest", lse_rest)
 
 
-def as_read(found: Emulated | OnGpu, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def as_read(found: Runtime, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, with copies of those that the kernel cannot read in place. Pages are never copied."""
     q, k, v = (in_place(t) if name in found.copied else t for name, t in (("q", q), ("k", k), ("v", v)))
     return q, k, v

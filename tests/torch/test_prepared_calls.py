@@ -19,10 +19,11 @@ from attngen.device.emulated import EmulatedDevice  # noqa: E402
 from attngen.device.protocol import Kernel, Launch, Memory  # noqa: E402
 from attngen.device.tensor_map import MappedTensor  # noqa: E402
 from attngen.emit.program import Program  # noqa: E402
-from attngen.torch import Attention, backward, front, operator, runtime  # noqa: E402
+from attngen.torch import Attention, backward, front, operator, prepared, runtime  # noqa: E402
 from attngen.torch.description import fixed_text  # noqa: E402
 from attngen.torch.operator import attention_operator, full_operator  # noqa: E402
-from attngen.torch.runtime import OnGpu, PreparedCall  # noqa: E402
+from attngen.torch.prepared import PreparedCall, Remembered  # noqa: E402
+from attngen.torch.runtime import Runtime  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.device.programs import SCALE, backward_problem, backward_program, expected_gradients  # noqa: E402
 
@@ -67,15 +68,15 @@ class RepeatingDevice(EmulatedDevice):
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "raw_stream", lambda index: STREAM)
-    monkeypatch.setattr(runtime, "current_device", lambda: None)
+    monkeypatch.setattr(prepared, "raw_stream", lambda index: STREAM)
+    monkeypatch.setattr(prepared, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(runtime, "_counters", {(None, STREAM): COUNTER.data_ptr()})
+    monkeypatch.setattr(prepared, "_counters", {(None, STREAM): COUNTER.data_ptr()})
 
 
-def on_gpu(arch: str = "sm_80", **described: Any) -> OnGpu:
+def on_gpu(arch: str = "sm_80", **described: Any) -> Runtime:
     spec = attngen.define(dtype="bf16", head_dim=16, mask="causal", **described)
-    return OnGpu(attngen.compile(spec, device=RepeatingDevice(checked=False, arch=arch)))
+    return Runtime(attngen.compile(spec, device=RepeatingDevice(checked=False, arch=arch)), repeats=True)
 
 
 def problem(length: int = 40) -> tuple[Any, ...]:
@@ -102,7 +103,7 @@ def test_a_longer_length_is_checked_anew() -> None:
     """The lengths of a call are part of its signature: captured tensors are compared with each."""
     described = {"score": "s + f[k]", "inputs": {"f": ("fp32", ("kv_len",))}, "storage": "packed", "kernel": "naive"}
     spec = attngen.define(dtype="bf16", head_dim=16, **described)
-    kernel = OnGpu(attngen.compile(spec, device=RepeatingDevice(checked=False)))
+    kernel = Runtime(attngen.compile(spec, device=RepeatingDevice(checked=False)), repeats=True)
     q, begins, f = torch.randn(6, 2, 16).bfloat16(), torch.tensor([0, 3, 6], dtype=torch.int32), torch.randn(3)
     for _ in range(2):
         kernel((q, q, q, begins, begins, f), (3, 3))
@@ -118,7 +119,9 @@ def test_a_repeated_call_has_the_layout_of_the_first(shape: tuple[int, ...], mon
     monkeypatch.setattr(runtime, "runtimes", runtimes := {})
     for module in (operator, front):
         monkeypatch.setattr(module, "runtimes", runtimes)
-    monkeypatch.setattr(operator, "runtime", lambda text, device: runtimes.setdefault((text, device), OnGpu(compiled)))
+    monkeypatch.setattr(
+        operator, "runtime", lambda text, device: runtimes.setdefault((text, device), Runtime(compiled, repeats=True))
+    )
     layer = Attention(mask="causal", layout="bshd" if len(shape) == 4 else "bhsd")
     calls = []
     monkeypatch.setattr(front.Call, "run", lambda call, run=front.Call.run: calls.append(call) or run(call))
@@ -186,12 +189,12 @@ def test_a_repeated_backward_plans_and_checks_nothing(schedule: str, monkeypatch
     )
     compiled = attngen.compile(spec, device=RepeatingDevice(checked=False, arch="sm_80"))
     text = fixed_text(spec, None)
-    monkeypatch.setattr(runtime, "runtimes", {(text, torch.device("cpu")): OnGpu(compiled)})
-    monkeypatch.setattr(backward, "_repeats", runtime.Remembered())
+    monkeypatch.setattr(runtime, "runtimes", {(text, torch.device("cpu")): Runtime(compiled, repeats=True)})
+    monkeypatch.setattr(backward, "_calls", Remembered())
     for attempt in range(3):
         if attempt:
-            monkeypatch.setattr(OnGpu, "bind", None)
-            monkeypatch.setattr(backward, "first", None)
+            monkeypatch.setattr(Runtime, "bind", None)
+            monkeypatch.setattr(backward, "_checked", None)
         q, k, v = (t.requires_grad_() for t in problem())
         slopes = torch.tensor([0.5, 0.25], requires_grad=True)
         output, _ = attention_operator(q, k, v, text, [slopes])
