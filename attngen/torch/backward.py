@@ -1,11 +1,7 @@
 """The operator `attngen::attention_backward`: the gradients of every attention of this package.
 
-    attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints,
-                       float[] floats, Tensor? out, Tensor? lse, Tensor? lse_rest, str[] wanted, bool? deterministic)
-        -> Tensor[]
-
-The gradients of `wanted`, names of q, k, v and inputs, in that order. `out`, `lse` and `lse_rest` are the forward's results
-that the plan of the backward names (`saved_by`); `dlse` is None if nobody used lse.
+It returns the gradients of `wanted`, names of q, k, v and inputs, in that order. `out`, `lse` and `lse_rest` are the forward's
+results that the plan of the backward names (`saved_by`); `dlse` is None if nobody used lse.
 
 With `deterministic`, every gradient has the same bits in every run; without, a faster plan may add terms up in any order.
 None is what `is_deterministic` says.

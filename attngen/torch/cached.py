@@ -53,15 +53,16 @@ def attended(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
+    new: Sequence[Any],
     turn: Turn | None,
     place: Place,
     reader: Reader,
     as_dense: bool = False,
 ) -> Any:
-    """What `reader` makes of the cache after `k` and `v` were appended, all [batch, length, heads, size]. `as_dense`, keys are
-    copied from pages, and values that no sequence has are 0. Raises ArgumentError before anything is written."""
+    """What `reader` makes of the cache after `new`, keys and values or None twice, was appended; all are [batch, length,
+    heads, size]. `as_dense`, keys are copied from pages, and values that no sequence has are 0. Raises ArgumentError before it
+    writes."""
+    k, v = new
     is_compiling = torch.compiler.is_compiling()
     if is_compiling or autocasts():
         q, k, v = _in_type_of_cache(q, k, v, k_cache)

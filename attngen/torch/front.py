@@ -12,7 +12,7 @@ from torch import Tensor
 from attngen.torch.arguments import unpacked
 from attngen.torch.copies import ROW_BYTES
 from attngen.torch.description import Mode, head_size
-from attngen.torch.layout import needs_padding, padded_heads, without_padding
+from attngen.torch.layout import needs_padding, padded_heads
 from attngen.torch.math import by_torch, check_by_torch
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.operator import Pair, as_read, attention_operator, full_operator
@@ -65,7 +65,8 @@ class Call(NamedTuple):
         """Raises what `run` would raise for the arguments of a call that reads a cache; nothing runs. A call that torch
         observes is checked when it runs, and tensors on meta have nothing that could be overwritten."""
         if self.mode == "math":
-            return check_by_torch(*self.arguments)
+            check_by_torch(*self.arguments)
+            return
         q, k, v, text, *lists = self.arguments
         inputs, ints, floats = unpacked(lists)
         if q.device.type != "meta" and not is_observed() and are_plain((q, k, v, *inputs)):
@@ -99,7 +100,7 @@ class Front:
         described = describe(*given)
         outputs = described.run()
         if described.head_size is not None:
-            return without_padding(outputs, described.head_size)
+            return (outputs[0][..., : described.head_size], *outputs[1:])
         if known is not None and described.mode != "math":
             q, k, v, text, *lists = described.arguments
             inputs, ints, floats = unpacked(lists)

@@ -111,5 +111,5 @@ def flash_attn_with_kvcache(
             given = (mode, softmax_scale, causal, limits(window_size, causal), softcap, return_softmax_lse)
             key = (*given, attention_chunk, alibi_slopes is None, sink is None)
         reader = Reader(attention, front, inputs, key)
-        found = attended(q, k_cache, v_cache, k, v, turn, place, reader, mode == "math")
-    return found[:2] if return_softmax_lse else found
+        output, lse = attended(q, k_cache, v_cache, (k, v), turn, place, reader, mode == "math")
+    return (output, lse) if return_softmax_lse else output

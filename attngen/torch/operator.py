@@ -1,9 +1,6 @@
 """The operator `attngen::attention`: every attention of this package, in every mode of torch.
 
-    attention(Tensor q, Tensor k, Tensor v, str spec, Tensor[]? inputs=None, SymInt[]? ints=None, float[]? floats=None,
-              bool? deterministic=None, bool copies=False) -> (Tensor o, Tensor lse)
-    attention.full(Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, float[] floats, bool saves,
-                   bool? deterministic, bool copies=False) -> (Tensor o, Tensor lse, Tensor lse_rest)
+`SCHEMA` has its arguments; it returns (O, lse). `FULL_SCHEMA` is that of `attention.full`, which returns (O, lse, lse_rest).
 
 `spec` is an `.attn` text with one attention, so that an exported graph is self-contained; `inputs` are its captured tensors,
 `ints` and `floats` its params of either type, all in the order of their declaration. O lies in memory as q does ([batch, heads,
@@ -132,15 +129,10 @@ def fake_full(*arguments: Any) -> Saved:
     """Shapes and strides alone."""
     q, k, v, spec, inputs, _, _, saves, _, _ = Full(*arguments)
     output, lse = fake(q, k, v, spec, inputs)
-    written = saving_outputs(spec, q.device) if saves else ()
+    written = saving_runtime(spec, runs_on(q.device)).output_names if saves else ()
     if "lse" in written:
         lse = q.new_empty(lse_shape(spec, q), dtype=torch.float32)
     return output, lse, q.new_empty(lse_shape(spec, q) if "lse_rest" in written else (0,), dtype=torch.float32)
-
-
-def saving_outputs(spec: str, device: torch.device) -> tuple[str, ...]:
-    """The outputs of the kernel that saves, on a device or on what stands for it in a trace."""
-    return saving_runtime(spec, runs_on(device)).output_names
 
 
 def runs_on(device: torch.device) -> torch.device:
