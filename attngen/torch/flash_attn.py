@@ -114,7 +114,7 @@ def flash_attn_func(
     return returned(q, *found, return_attn_probs, return_lse)
 
 
-def returned(q: Tensor, output: Tensor, lse: Tensor, return_attn_probs: bool, return_lse: bool) -> Any:
+def returned(q: Tensor, output: Tensor, lse: Tensor | None, return_attn_probs: bool, return_lse: bool) -> Any:
     """What a function of flash-attention returns."""
     if return_attn_probs:
         return output, lse, q.new_empty((0,))
@@ -156,7 +156,7 @@ def attend(
     only_checks: bool = False,
 ) -> Any:
     """(O, lse) of `flash_attn_func` of tensors as `lengths` says: dense, of a cache, of one in pages, or packed, [total, heads,
-    size]; without `lse` it has no element. With `only_checks`, nothing runs: the result is None, or an error."""
+    size]; lse is None unless it is wanted. With `only_checks`, nothing runs: the result is None, or an error."""
     dropout_p = share_of(dropout_p)
     left, right = limits(window_size, causal)
     chunk = chunk_size(attention_chunk)
@@ -173,7 +173,8 @@ def attend(
     if only_checks:
         return _described(*others).check()
     outputs = front.call(tensors, how, _described, *others)
-    return outputs if storage.startswith("packed") else results(outputs, q, "bshd", True)
+    output = outputs[0] if storage.startswith("packed") else results(outputs, q, "bshd", False)
+    return output, outputs[1] if lse else None
 
 
 def _described(

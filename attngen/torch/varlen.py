@@ -85,7 +85,7 @@ def flash_attn_varlen_func(
     if back is not None:
         at, is_used = back
         output = output[at].masked_fill(~is_used[:, None, None], 0)
-        lse = lse[:, at].masked_fill(~is_used, float("-inf")) if return_attn_probs or return_lse else lse
+        lse = None if lse is None else lse[:, at].masked_fill(~is_used, float("-inf"))
     return returned(q, output, lse, return_attn_probs, return_lse)
 
 

@@ -19,7 +19,18 @@ from attngen.device.emulated import EmulatedDevice  # noqa: E402
 from attngen.device.protocol import Kernel, Launch, Memory  # noqa: E402
 from attngen.device.tensor_map import MappedTensor  # noqa: E402
 from attngen.emit.program import Program  # noqa: E402
-from attngen.torch import Attention, backward, front, operator, prepared, runtime  # noqa: E402
+from attngen.torch import (  # noqa: E402
+    Attention,
+    attention,
+    backward,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    front,
+    operator,
+    prepared,
+    runtime,
+)
 from attngen.torch.description import fixed_text  # noqa: E402
 from attngen.torch.operator import attention_operator, full_operator  # noqa: E402
 from attngen.torch.prepared import PreparedCall, Remembered  # noqa: E402
@@ -134,6 +145,37 @@ def test_a_repeated_call_has_the_layout_of_the_first(shape: tuple[int, ...], mon
             found.float(), expected.transpose(1, 2) if len(shape) == 4 else expected, atol=0.02, rtol=0.02
         )
     assert len(calls) == 1, "later calls repeat the first"
+
+
+ROWS = (torch.randn(1, 24, 2, 16).bfloat16(), torch.randn(1, 24, 2, 16).bfloat16())
+BEGINS = torch.tensor([0, 24], dtype=torch.int32)
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "attention": lambda q, k, **named: attention(*(t.transpose(1, 2) for t in (q, k, k)), **named),
+    "flash_attn_func": lambda q, k, **named: flash_attn_func(q, k, k, **named),
+    "flash_attn_varlen_func": lambda q, k, **named: flash_attn_varlen_func(q[0], k[0], k[0], BEGINS, BEGINS, 24, 24, **named),
+    "flash_attn_with_kvcache": lambda q, k, return_lse=False: flash_attn_with_kvcache(
+        q, k, k, cache_seqlens=BEGINS[1:], return_softmax_lse=return_lse
+    ),
+    "Attention.decode": lambda q, k, return_lse=False: DECODERS[return_lse].decode(q, k, k),
+}
+DECODERS = [Attention(return_lse=returns, layout="bshd") for returns in (False, True)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_repeated_function_returns_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With lse and without: launches have no output for what nobody wants."""
+    for module in (runtime, operator, front):
+        monkeypatch.setattr(module, "runtimes", {} if module is runtime else runtime.runtimes)
+    device = RepeatingDevice(checked=False, arch="sm_80")
+    monkeypatch.setattr(runtime, "compile_later", lambda spec, _: attngen.compile(spec, device=device))
+    monkeypatch.setattr(runtime, "Runtime", lambda compiled: Runtime(compiled, repeats=True))
+    runs = []
+    monkeypatch.setattr(front.Call, "run", lambda call, run=front.Call.run: runs.append(call) or run(call))
+    for named in ({}, {"return_lse": True}):
+        first, again = (FUNCTIONS[name](*ROWS, **named) for _ in range(2))
+        torch.testing.assert_close(again, first, atol=0, rtol=0)
+        assert isinstance(first, tuple) == bool(named)
+    assert len(runs) == 2, "second calls repeat the first ones"
 
 
 def test_outputs_of_the_caller_are_written_and_checked() -> None:
