@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -64,11 +64,13 @@ class Compiled:
     def of_scale(self, params: Mapping[str, Number]) -> Self:
         """This with the form of the spec for the scale of a call, which may be this one."""
         form = scale_form(self.spec, params) if self.by_scale else "stated"
-        if form == "stated":
-            return self
-        if form not in self._others:
-            self._others[form] = self._of_form(form)
-        return self._others[form]
+        return self if form == "stated" else self._other(form, lambda: self._of_form(form))
+
+    def _other(self, key: Any, make: Callable[[], Self]) -> Self:
+        """What `make` returned when `key` was first needed."""
+        if key not in self._others:
+            self._others[key] = make()
+        return self._others[key]
 
     def _of_form(self, form: ScaleForm) -> Self:
         spec = with_scale_form(self.spec, form)
@@ -84,11 +86,8 @@ class Compiled:
         bucket = bucket_of(sizes)
         if bucket not in self.tuned:
             return self._chosen(sizes)
-        if bucket not in self._others:
-            winner = self.tuned[bucket]
-            plan = tuned_plan(self.plan, winner.kernel, winner.decision)
-            self._others[bucket] = self if plan is self.plan else self._with(plan)
-        return self._others[bucket]
+        winner = self.tuned[bucket]
+        return self._other(bucket, lambda: self._with(tuned_plan(self.plan, winner.kernel, winner.decision)))
 
     def _chosen(self, sizes: Mapping[str, int]) -> Self:
         """This with the planner's choice for the sizes of a call."""
@@ -97,11 +96,7 @@ class Compiled:
         problem = Problem(sizes["batch"] * sizes["q_heads"], sizes["q_len"], sizes["kv_len"], self.device.multiprocessors)
         found = self._choose(self.spec, problem)
         key = found.keyword, found.tile
-        if key == (self.plan.keyword, self.plan.tile):
-            return self
-        if key not in self._others:
-            self._others[key] = self._with(found)
-        return self._others[key]
+        return self if key == (self.plan.keyword, self.plan.tile) else self._other(key, lambda: self._with(found))
 
     def _choose(self, spec: AttentionSpec, problem: Problem | None) -> Plan:
         """The plan of `spec`, which is this one's but for the form of its scale, as this was planned."""
@@ -110,4 +105,6 @@ class Compiled:
         return choose(spec, plan.arch, self.schedule, problem, bool(plan.saved), **said)  # type: ignore[arg-type]
 
     def _with(self, plan: Plan) -> Self:
+        if plan is self.plan:
+            return self
         return type(self)(self.spec, plan, self.device.compile(emit(self.spec, plan)), self.device)

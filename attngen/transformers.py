@@ -326,14 +326,21 @@ def _of_packed(
         raise ArgumentError(
             f"`cu_seq_lens_k` was given for {query.shape[0]} rows of queries and {key.shape[0]} of keys; expected one of each"
         )
-    rows, keys, values = (one.transpose(1, 2).squeeze(0) for one in (query, key, value))
+    keys, values = (one.transpose(1, 2).squeeze(0) for one in (key, value))
     most = longest[1] or keys.shape[0]
     most = -(-most // KEYS_OF_STEPS) * KEYS_OF_STEPS
+    of_rows, of_keys = (one.int() for one in begins)
+    return _packed(query, keys, values, (of_rows, of_keys, longest[0] or query.shape[2], most), causal, window, **others)
+
+
+def _packed(
+    query: Tensor, keys: Tensor, values: Tensor, sequences: tuple[Any, ...], causal: bool, window: int | None, **others: Any
+) -> Tensor:
+    """`flash_attn_varlen_func` of `sequences`, its arguments after keys and values. Keys that are `window` or more away from a
+    row take no part."""
     window_size = (-1, -1) if window is None else (window - 1, window - 1)
     how = {"causal": causal, "window_size": window_size, **others}
-    of_rows, of_keys = (one.int() for one in begins)
-    found = flash_attn_varlen_func(rows, keys, values, of_rows, of_keys, longest[0] or rows.shape[0], most, **how)
-    return found.unsqueeze(0)
+    return flash_attn_varlen_func(query.transpose(1, 2).squeeze(0), keys, values, *sequences, **how).unsqueeze(0)
 
 
 def _of_functions(functions: Sequence[Any], query: Tensor, key: Tensor) -> BlockMask:
@@ -380,11 +387,11 @@ def paged_attention(
     """
     if cache is None or cu_seq_lens_q is None:
         raise ArgumentError(f'attn_implementation="{PAGED}" was called without a cache; use "{NAME}" outside of generate_batch')
-    others = {
+    given = {
         "attention_mask": attention_mask,
         **{name: options.get(name) for name in ("position_bias", "output_attentions", *UNREAD_OPTIONS)},
     }
-    if refused := [name for name, value in others.items() if value is not None and value is not False]:
+    if refused := [name for name, value in given.items() if value is not None and value is not False]:
         raise ArgumentError(f"continuous batching has no {', no '.join(refused)}; attention is causal there")
     group, layer = cache.layer_index_to_group_indices[module.layer_idx]
     window = cache.sliding_windows[module.layer_idx]
@@ -403,22 +410,9 @@ def paged_attention(
         most = -(-max_seqlen_k // cache.block_size)  # type: ignore[operator]
         max_seqlen_k = most * cache.block_size  # one length for many steps: a launch is prepared once for them
         where["block_table"] = _pages(read_index[group], cu_seq_lens_k, most, cache.block_size)
-    output = flash_attn_varlen_func(
-        query.transpose(1, 2).squeeze(0),
-        keys,
-        values,
-        cu_seq_lens_q,
-        cu_seq_lens_k,
-        max_seqlen_q,
-        max_seqlen_k,  # type: ignore[arg-type]
-        softmax_scale=scaling,
-        causal=True,
-        window_size=(window - 1, 0) if has_window else (-1, -1),
-        softcap=softcap or 0.0,
-        sinks=s_aux,
-        **where,
-    )
-    return output.unsqueeze(0), None
+    sequences = cu_seq_lens_q, cu_seq_lens_k, max_seqlen_q, max_seqlen_k
+    others = {"softmax_scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux, **where}
+    return _packed(query, keys, values, sequences, True, window if has_window else None, **others), None
 
 
 def _pages(read_index: Tensor, cu_seqlens: Tensor, most: int, page_size: int) -> Tensor:

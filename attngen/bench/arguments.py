@@ -14,7 +14,7 @@ from attngen.backward import CompiledBackward
 from attngen.reference.stored import PAGE_SIZE
 from attngen.spec.attention import AttentionSpec
 from attngen.torch.arguments import NamedArguments, unpacked
-from attngen.torch.runtime import Emulated, OnGpu, Runtime
+from attngen.torch.runtime import Runtime
 
 Tensors = dict[str, torch.Tensor]
 Compiled = CompiledAttention | CompiledBackward
@@ -30,7 +30,7 @@ class Arguments:
 
     def call(self, compiled: Compiled) -> Callable[[], Tensors]:
         """A call of a program: its outputs by the names of their arguments."""
-        run: Runtime = (OnGpu if compiled.device.name.startswith("cuda") else Emulated)(compiled)
+        run = Runtime(compiled)
         return partial(_outputs, run, [self.tensors[name] for name in run.input_names], self.ints, self.floats)
 
     def with_loss(self, spec: AttentionSpec) -> Arguments:

@@ -1,14 +1,10 @@
 """The operator `attngen::append`: new rows of K and V that go to a cache in place, with rotary embeddings.
 
-    append(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, Tensor? page_table,
-           Tensor? cos, Tensor? sin, bool interleaved, str q_at) -> (Tensor lengths_after, Tensor q_rotated)
-
-Tensors are [batch, length, heads, size], or a cache is in pages, [pages, page_size, heads, size]. Row i of k and v goes to row
-lengths[b] + i of sequence b, and is not written if the cache has no such row, or the page table no such page. With `cos` and
-`sin`, [positions, rotary_dim / 2], k is rotated on the way, and q_rotated is q rotated. `q_at` states the
-positions of q: those of the "new rows", that of the "first new row", or those at the "end" of the sequence. Without `cos` and
-`sin`, q_rotated has no element.
-`attngen.emit.append.Append` has the rest.
+It returns (the lengths afterwards, q_rotated). Tensors are [batch, length, heads, size], or a cache is in pages, [pages,
+page_size, heads, size]. Row i of k and v goes to row lengths[b] + i of sequence b, and is not written if the cache has no such
+row, or the page table no such page. With `cos` and `sin`, [positions, rotary_dim / 2], k is rotated on the way, and q_rotated
+is q rotated. `q_at` states the positions of q: those of the "new rows", that of the "first new row", or those at the "end" of
+the sequence. Without `cos` and `sin`, q_rotated has no element. `attngen.emit.append.Append` has the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from attngen.torch.copies import has_whole_rows, in_place
 from attngen.torch.description import dtype_name
 from attngen.torch.layout import check_tensors
 from attngen.torch.operator import LIBRARY, operator
-from attngen.torch.runtime import Emulated, OnGpu
+from attngen.torch.runtime import Runtime, name_of
 
 Pair = tuple[Tensor, Tensor]
 
@@ -82,11 +78,9 @@ class CompiledAppend:
 
 
 @lru_cache(maxsize=256)
-def _runtime(append: Append, device: torch.device) -> Emulated | OnGpu:
-    on_gpu = device.type == "cuda"
-    place = device_by_name(f"cuda:{device.index or 0}" if on_gpu else "emulated")
-    compiled = CompiledAppend(DeferredKernel(place, append_program(append, place.arch)), place)
-    return OnGpu(compiled) if on_gpu else Emulated(compiled)
+def _runtime(append: Append, device: torch.device) -> Runtime:
+    place = device_by_name(name_of(device))
+    return Runtime(CompiledAppend(DeferredKernel(place, append_program(append, place.arch)), place))
 
 
 def run(*arguments: Any) -> Pair:

@@ -238,6 +238,11 @@ def _(call: Call) -> Lazy:
 # --- sums and other reductions of gathered rows -----------------------------------------------------------------------
 
 
+def _check_length(call: Call, what: str, count: int) -> None:
+    if count > MAX_UNROLLED:
+        raise TraceError(f"{call.name} {what} is too long for an expression: compute it outside the function")
+
+
 def _combined(combine: Callable[[Expr, Expr], Expr], terms: list[Expr]) -> Expr:
     """All terms, combined as a tree: the depth of an expression is limited."""
     while len(terms) > 1:
@@ -254,11 +259,7 @@ def _reduced(
     gone = sorted({d % rank for d in dims}) if rank else []
     keeps = rank > 0 and len(call.shape) == rank
     count = math.prod(source.shape[d] for d in gone)
-    if count > MAX_UNROLLED:
-        raise TraceError(
-            f"{call.name} over {count} elements of a captured tensor is too long for an expression: compute it outside "
-            "the function"
-        )
+    _check_length(call, f"over {count} elements of a captured tensor", count)
 
     def of(at: Indices) -> Expr:
         terms = []
@@ -300,11 +301,7 @@ def _(call: Call) -> Lazy:
 def _(call: Call) -> Lazy:
     a, b = call.args[:2]
     count = a.shape[-1]
-    if count > MAX_UNROLLED:
-        raise TraceError(
-            f"{call.name} of {count} elements of captured tensors is too long for an expression: compute it outside "
-            "the function"
-        )
+    _check_length(call, f"of {count} elements of captured tensors", count)
 
     def of(at: Indices) -> Expr:
         *batch, row, column = at

@@ -104,17 +104,14 @@ class _Attention(SingleLevelFunction):
         q, k, v, *inputs, out, lse, lse_rest = ctx.saved_tensors
         if dout is None:
             dout = q.new_zeros((*q.shape[:-1], v.shape[-1]))
-        gradients = None
         # torch.func.vjp calls this when its transform has ended, with tensors that only the dispatcher can unwrap
         is_direct = not ctx.is_transformed and _is_direct((dout, q, k, v, *inputs))
-        is_differentiated = torch.is_grad_enabled()
-        if is_direct and not is_differentiated:
-            gradients = backward.repeated(ctx.said, (dout, dlse, out, lse, lse_rest, q, k, v, *inputs))
-        if gradients is None:
+        if is_direct and not torch.is_grad_enabled():
+            gradients = backward.gradients(ctx.said, (dout, dlse, out, lse, lse_rest, q, k, v, *inputs))
+        else:
             spec, ints, floats, wanted, deterministic = ctx.said
             arguments = (dout, dlse, q, k, v, spec, inputs, ints, floats, out, lse, lse_rest, wanted, deterministic)
-            compute = backward_operator if not is_direct else _attention_backward if is_differentiated else backward.run
-            gradients = compute(*arguments)
+            gradients = (_attention_backward if is_direct else backward_operator)(*arguments)
         if False not in ctx.needed:
             return (*NO_GRADIENTS, *gradients)
         found = iter(gradients)

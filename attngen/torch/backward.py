@@ -1,11 +1,7 @@
 """The operator `attngen::attention_backward`: the gradients of every attention of this package.
 
-    attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints,
-                       float[] floats, Tensor? out, Tensor? lse, Tensor? lse_rest, str[] wanted, bool? deterministic)
-        -> Tensor[]
-
-The gradients of `wanted`, names of q, k, v and inputs, in that order. `out`, `lse` and `lse_rest` are the forward's results
-that the plan of the backward names (`saved_by`); `dlse` is None if nobody used lse.
+It returns the gradients of `wanted`, names of q, k, v and inputs, in that order. `out`, `lse` and `lse_rest` are the forward's
+results that the plan of the backward names (`saved_by`); `dlse` is None if nobody used lse.
 
 With `deterministic`, every gradient has the same bits in every run; without, a faster plan may add terms up in any order.
 None is what `is_deterministic` says.
@@ -24,7 +20,8 @@ from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.gradient import gradient_argument
 from attngen.torch.copies import empty_as, in_place
 from attngen.torch.operator import lse_shape, operator, runs_on
-from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, backward_runtime, input_names, parsed, runtime, signature
+from attngen.torch.prepared import PreparedCall, Remembered, signature
+from attngen.torch.runtime import backward_runtime, input_names, parsed, runtime
 
 SCHEMA = (
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, "
@@ -86,13 +83,6 @@ Said = tuple[str, tuple[int, ...], tuple[float, ...], tuple[str, ...], bool]  # 
 
 
 @lru_cache(maxsize=4096)
-def _order(spec: str, inputs: Sequence[str], outputs: Sequence[str], wanted: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Where a program's inputs are among a call's tensors, and where the gradients `wanted` are among its outputs."""
-    names = ("dout", "dlse", "out", "lse", "lse_rest", *input_names(spec))
-    return tuple(map(names.index, inputs)), tuple(outputs.index(gradient_argument(name)) for name in wanted)
-
-
-@lru_cache(maxsize=4096)
 def _parts(
     spec: str, device: torch.device, wanted: tuple[str, ...], deterministic: bool, shapes: tuple[torch.Size, ...] = ()
 ) -> tuple[tuple[str, ...], ...]:
@@ -101,67 +91,77 @@ def _parts(
     return runtime(spec, device).compiled.gradient_parts(wanted, deterministic, named)
 
 
+class Repeat(NamedTuple):
+    """The launches of a call's parts, each with the places of its inputs among the call's tensors, and the places of the
+    gradients wanted among all outputs."""
+
+    parts: Sequence[tuple[PreparedCall, Sequence[int]]]
+    written: Sequence[int]
+
+    def __call__(self, tensors: Sequence[Any]) -> list[Tensor] | None:
+        """The gradients; None if the launches cannot read these tensors."""
+        outputs: list[Tensor] = []
+        for call, read in self.parts:
+            found = call([tensors[at] for at in read])
+            if found is None:
+                return None
+            outputs += found
+        return [outputs[at] for at in self.written]
+
+
+_calls: Remembered[Repeat] = Remembered()
+
+
 def run(*arguments: Any) -> list[Tensor]:
     """The gradients by the kernels of a spec on q's device."""
     dout, dlse, q, k, v, spec, inputs, ints, floats, out, lse, lse_rest, wanted, deterministic = arguments
-    wanted, deterministic = tuple(wanted), is_deterministic(deterministic)
-    tensors = dout, dlse, out, lse, lse_rest, q, k, v, *inputs
-    gradients: dict[str, Tensor] = {}
-    shapes = tuple([t.shape for t in (q, k, v, *inputs)]) if inputs else ()
-    for part in _parts(spec, q.device, wanted, deterministic, shapes):
-        said = spec, tuple(ints), tuple(floats), part, deterministic
-        found = repeated(said, tensors)
-        gradients.update(zip(part, first(said, tensors) if found is None else found, strict=True))
-    return [gradients[name] for name in wanted]
+    said = spec, tuple(ints), tuple(floats), tuple(wanted), is_deterministic(deterministic)
+    return gradients(said, (dout, dlse, out, lse, lse_rest, q, k, v, *inputs))
 
 
-def first(said: Said, tensors: Sequence[Any]) -> list[Tensor]:
-    """The gradients of a call, in the order of `Backward.tensors`, by all of its checks. It is remembered for `repeated`."""
+def gradients(said: Said, tensors: Sequence[Any]) -> list[Tensor]:
+    """The gradients of a call, in the order of `Backward.tensors`. A call like an earlier one repeats its launches."""
+    _, dlse, out, lse, *_ = tensors
+    # with their number, three say which optional tensors there are
+    key = signature((said, dlse is None, out is None, lse is None), *[t for t in tensors if t is not None])
+    repeat = _calls.get(key)
+    found = repeat(tensors) if repeat is not None else None
+    if found is None:
+        found, repeat = _checked(said, tensors)
+        if repeat is not None:
+            _calls[key] = repeat
+    return found
+
+
+def _checked(said: Said, tensors: Sequence[Any]) -> tuple[list[Tensor], Repeat | None]:
+    """`gradients` by all checks; and how to repeat the launches, if they are prepared and read `tensors` as they are."""
     spec, ints, floats, wanted, deterministic = said
     dout, dlse, *others = tensors
-    q, k = tensors[FIRST_INPUT], tensors[FIRST_INPUT + 1]
-    found = backward_runtime(spec, q.device, wanted, deterministic)
-    packed = parsed(spec).kernel.is_packed
-    q_len, kv_len = ints[:2] if packed else (q.shape[2], k.shape[2])
-    if not deterministic and found.compiled.is_faster_in_order(q_len, kv_len):
-        found = backward_runtime(spec, q.device, wanted, True)
-    read, written = _order(spec, found.input_names, found.output_names, wanted)
+    q, k, *_ = tensors[FIRST_INPUT:]
+    q_len, kv_len = ints[:2] if parsed(spec).kernel.is_packed else (q.shape[2], k.shape[2])
     if parsed(spec).lse:
         dlse = q.new_zeros(lse_shape(spec, q), dtype=torch.float32) if dlse is None else dlse.contiguous()
     made = (dout, dlse, *others)
-    aligned = {t.argument for t in found.compiled.source.of_role("input") if t.alignment}
-    # callers choose neither where a gradient begins nor how hooks of saved tensors return one
-    given = [in_place(made[at]) if name in aligned else made[at] for name, at in zip(found.input_names, read, strict=True)]
-    gradients = found(given, ints, floats)
-    if isinstance(found, OnGpu) and all(one is tensors[at] for one, at in zip(given, read, strict=True)):
-        prepared = found.prepared(given, ints, floats)
-        if prepared is not None:
-            _repeats[_key(said, tensors)] = Repeat(prepared, read, written)
-    return [gradients[at] for at in written]
-
-
-class Repeat(NamedTuple):
-    """The launches of a call, and where its inputs are among a call's tensors and the gradients wanted among its outputs."""
-
-    call: PreparedCall
-    read: tuple[int, ...]
-    written: tuple[int, ...]
-
-
-_repeats: Remembered[Repeat] = Remembered()
-
-
-def _key(said: Said, tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """What a call's launches depend on, except addresses. With their number, three say which optional tensors there are."""
-    _, dlse, out, lse, *_ = tensors
-    return signature((said, dlse is None, out is None, lse is None), *[t for t in tensors if t is not None])
-
-
-def repeated(said: Said, tensors: Sequence[Any]) -> list[Tensor] | None:
-    """The gradients of a call like an earlier one, in the order of `Backward.tensors`; None if there was none."""
-    found = _repeats.get(_key(said, tensors))
-    gradients = found.call([tensors[at] for at in found.read]) if found is not None else None
-    return None if found is None or gradients is None else [gradients[at] for at in found.written]
+    names = ("dout", "dlse", "out", "lse", "lse_rest", *input_names(spec))
+    shapes = tuple([t.shape for t in tensors[FIRST_INPUT:]]) if len(tensors) > FIRST_INPUT + 3 else ()
+    outputs: list[Tensor] = []
+    places: dict[str, int] = {}  # of gradients among the outputs
+    parts: list[tuple[PreparedCall | None, Sequence[int]]] = []
+    for part in _parts(spec, q.device, wanted, deterministic, shapes):
+        found = backward_runtime(spec, q.device, part, deterministic)
+        if not deterministic and found.compiled.is_faster_in_order(q_len, kv_len):
+            found = backward_runtime(spec, q.device, part, True)
+        read = tuple(map(names.index, found.input_names))
+        aligned = {t.argument for t in found.compiled.source.of_role("input") if t.alignment}
+        # callers choose neither where a gradient begins nor how hooks of saved tensors return one
+        given = [in_place(made[at]) if names[at] in aligned else made[at] for at in read]
+        places |= {name: len(outputs) + found.output_names.index(gradient_argument(name)) for name in part}
+        outputs += found(given, ints, floats)
+        is_same = all(one is tensors[at] for one, at in zip(given, read, strict=True))
+        parts.append((found.prepared(given, ints, floats) if is_same else None, read))
+    written = [places[name] for name in wanted]
+    prepared = [(call, read) for call, read in parts if call is not None]
+    return [outputs[at] for at in written], Repeat(prepared, written) if len(prepared) == len(parts) else None
 
 
 def fake(*arguments: Any) -> list[Tensor]:

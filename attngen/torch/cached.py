@@ -20,9 +20,11 @@ from attngen.spec.print_attn import expression_to_text
 from attngen.spec.rotary import IN_ORDER, without_rotary
 from attngen.torch.append import NO_TURN, Turn, appended
 from attngen.torch.arguments import Lists, NamedArguments
-from attngen.torch.check_cache import Place, check_cache
+from attngen.torch.check_cache import Place, check_cache, check_length
 from attngen.torch.description import constant, one_line
-from attngen.torch.layout import check_tensors, padded
+from attngen.torch.front import Front
+from attngen.torch.layout import padded
+from attngen.torch.private import autocasts
 from attngen.torch.runtime import parsed
 from attngen.torch.stored import DENSE, Stored
 
@@ -37,44 +39,68 @@ class Cache(NamedTuple):
     lengths: Stored
 
 
-def cache_of(
+class Reader(NamedTuple):
+    """What reads a cache: `attention`(cache), or `attention`(cache, only_checks=True), which raises if it would be refused.
+    Whether it is depends on `inputs` and `key` too; `front` remembers which calls are right."""
+
+    attention: Callable[..., Any]
+    front: Front
+    inputs: Sequence[Tensor]
+    key: Any
+
+
+def attended(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
+    new: Sequence[Any],
     turn: Turn | None,
     place: Place,
-    check: Callable[[Cache], None] | None,
+    reader: Reader,
     as_dense: bool = False,
-) -> Cache:
-    """The cache of a call after `k` and `v` were appended, all [batch, length, heads, size]. `as_dense`, keys are copied from
-    pages, and values that no sequence has are 0. Raises ArgumentError.
+) -> Any:
+    """What `reader` makes of the cache after `new`, keys and values or None twice, was appended; all are [batch, length,
+    heads, size]. `as_dense`, keys are copied from pages, and values that no sequence has are 0. Raises ArgumentError before it
+    writes."""
+    k, v = new
+    is_compiling = torch.compiler.is_compiling()
+    if is_compiling or autocasts():
+        q, k, v = _in_type_of_cache(q, k, v, k_cache)
 
-    Before anything is written, `check` gets the cache as it is then: it raises if the attention would be refused.
-    """
-    check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
-    check_tensors(**{name: one for name, one in (("k", k), ("v", v)) if one is not None})
-    q, k, v = _in_type_of_cache(q, k, v, k_cache)
-    check_cache(q, k_cache, v_cache, k, v, place)
-    cache_seqlens, cache_batch_idx, cache_leftpad, block_table = place
+    def check() -> None:
+        check_cache(q, k_cache, v_cache, k, v, place)
+        if k is not None and not is_compiling:  # torch.compile refuses a call before it runs
+            reader.attention(_stored(q, *_places(q, k_cache, v_cache, place), place, as_dense), only_checks=True)
+
+    if is_compiling:
+        check()
+    elif k is None:
+        reader.front.once((q, k_cache, v_cache, *place.tensors), place.kinds, check, writes=False)
+    else:
+        given = (q, k_cache, v_cache, k, v, *place.tensors, *reader.inputs)
+        reader.front.once(given, (reader.key, place.kinds), check, writes=True)
+    keys, values, pages, used, longest = _places(q, k_cache, v_cache, place)
+    check_length(place.cache_seqlens, longest)
+    if k is not None or turn is not None:
+        if k is None:  # rows of Q alone are rotated
+            k, v = (q.new_empty((q.shape[0], 0, *cache.shape[2:])) for cache in (keys, values))
+        append = _appended_to_copies if keys.shape[3] % 8 or values.shape[3] % 8 else appended
+        used, q = append(q, k, v, keys, values, used, pages, NO_TURN if turn is None else turn)
+    if as_dense:
+        return reader.attention(_dense(q, keys, values, pages, used, place.cache_leftpad))
+    return reader.attention(_stored(q, keys, values, pages, used, longest, place))
+
+
+def _places(q: Tensor, k_cache: Tensor, v_cache: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor | None, Tensor, int]:
+    """Keys and values, the page table or None, the lengths of sequences, and a length that none exceeds."""
+    cache_seqlens, cache_batch_idx, _, block_table = place
     pages = block_table if cache_batch_idx is None else cache_batch_idx.unsqueeze(1)  # a cache is one page
     if pages is not None and pages.stride(1) != 1:
         pages = pages.contiguous()
     if pages is None and k_cache.shape[0] > q.shape[0]:
         k_cache, v_cache = k_cache[: q.shape[0]], v_cache[: q.shape[0]]
     longest = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
-    used = _lengths(longest if cache_seqlens is None else cache_seqlens, q)
-    if k is not None and check is not None:
-        check(_stored(q, k_cache, v_cache, pages, used, longest, place, as_dense))
-    if k is not None or turn is not None:
-        if k is None:  # rows of Q alone are rotated
-            k, v = (q.new_empty((q.shape[0], 0, *cache.shape[2:])) for cache in (k_cache, v_cache))
-        append = _appended_to_copies if k_cache.shape[3] % 8 or v_cache.shape[3] % 8 else appended
-        used, q = append(q, k, v, k_cache, v_cache, used, pages, NO_TURN if turn is None else turn)
-    if as_dense:
-        return _dense(q, k_cache, v_cache, pages, used, cache_leftpad)
-    return _stored(q, k_cache, v_cache, pages, used, longest, place)
+    return k_cache, v_cache, pages, _lengths(longest if cache_seqlens is None else cache_seqlens, q), longest
 
 
 def _stored(

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from attngen.spec.attention import Input
-from attngen.spec.dtypes import FP32, INPUT_DTYPES, INT32, INT64, DType
+from attngen.spec.dtypes import FP32, INT32, INT64, DType
 from attngen.spec.expr import Expr, Name, Type, constant, gather, name
 from attngen.spec.names import name_mistakes
 from attngen.spec.operator import maximum, minimum
 from attngen.torch.aten import Context, Lazy, lazy, type_of
 from attngen.torch.aten_tensors import chosen, linear
 from attngen.torch.closures import Closure
+from attngen.torch.description import ELEMENT_TYPES
 from attngen.torch.graphs import ImportRefusal
 
 MAX_CONSTANTS = 64  # elements of a tensor that a function makes of numbers: more of them are an input
-_KNOWN = {getattr(torch, t.torch): t for t in INPUT_DTYPES}
 # What kernels do not read is converted when the kernel is called.
 _CONVERTED = {
     torch.float64: FP32,
@@ -32,7 +32,7 @@ _CONVERTED = {
 
 def element_type(tensor: Tensor) -> DType:
     """The element type with which kernels read `tensor`. Raises ImportRefusal."""
-    found = _KNOWN.get(tensor.dtype) or _CONVERTED.get(tensor.dtype)
+    found = ELEMENT_TYPES.get(tensor.dtype) or _CONVERTED.get(tensor.dtype)
     if found is None:
         raise ImportRefusal(
             f"a captured tensor has elements of {tensor.dtype}, which no expression can read; convert it outside the function"

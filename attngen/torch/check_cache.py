@@ -11,7 +11,6 @@ from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, check_one_device
 from attngen.diagnostics import counted
-from attngen.torch.runtime import Remembered
 
 
 class Place(NamedTuple):
@@ -33,33 +32,9 @@ class Place(NamedTuple):
         return tuple(map(type, self))
 
 
-_right: Remembered[bool] = Remembered()  # calls that were checked, by what the checks depend on: 20 us without it
-
-
 def check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, place: Place) -> None:
     """Raises ArgumentError for tensors that do not fit each other, ArgumentTypeError for other types. All are [batch, length,
     heads, size], or the caches are [pages, page_size, heads, size]."""
-    if torch.compiler.is_compiling():
-        _check(q, k_cache, v_cache, k, v, place)
-        return
-    key: tuple[Any, ...] = (q.shape, k_cache.shape, v_cache.shape, q.dtype, k_cache.dtype, v_cache.dtype)
-    key += (q.device, k_cache.device, v_cache.device)
-    for one in (k, v, *place):
-        if one is None:
-            key += (None,)
-        else:
-            key += (one.shape, one.dtype, one.device) if isinstance(one, torch.Tensor) else (type(one), str(one))
-    try:
-        is_right = key in _right
-    except TypeError:  # sizes that make_fx traces as symbols have no hash
-        _check(q, k_cache, v_cache, k, v, place)
-        return
-    if not is_right:
-        _check(q, k_cache, v_cache, k, v, place)
-        _right[key] = True
-
-
-def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, place: Place) -> None:
     _check_given(k, v, place)
     new: dict[str, Any] = {} if k is None else {"k": k, "v": v}
     for name, one in {"q": q, "k_cache": k_cache, "v_cache": v_cache, **new}.items():
@@ -119,7 +94,11 @@ def _check_place(q: Tensor, k_cache: Tensor, place: Place) -> None:
         rows *= place.block_table.shape[1]
     elif place.cache_batch_idx is None and places < batch:
         raise ArgumentError(f"`k_cache` has room for {places} sequences; `q` has {batch}")
-    length = place.cache_seqlens
+    check_length(place.cache_seqlens, rows)
+
+
+def check_length(length: Any, rows: int) -> None:
+    """Raises ArgumentError for a number of keys, if `length` is one, for which a cache has no room."""
     if isinstance(length, (int, np.integer)) and not 0 <= length <= rows:
         raise ArgumentError(f"`cache_seqlens` is {length}; a cache has room for {rows} keys: expected 0 to {rows}")
 

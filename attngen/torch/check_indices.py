@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Expr, inputs_in, names_in
 from attngen.spec.print_attn import expression_to_text
-from attngen.torch.math import call_of
+from attngen.torch.math import by_rows, call_of
 
 PAIRS = 2**24  # indices in memory at once
 _on = bool(os.environ.get("ATTNGEN_CHECK_INDICES"))
@@ -52,13 +51,11 @@ def check_indices(
     batch."""
     named = dict(zip((i.name for i in spec.inputs), inputs, strict=True))
     call = call_of(spec, q, k, named, params, torch.float32)
-    rows = max(1, PAIRS // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     for index, size in dict.fromkeys(reads):
         if not inputs_in(index) <= named.keys():
             continue
         count = int(call.value(size, {}))
-        for start in range(0, q.shape[2], rows):
-            part = replace(call, names={**call.names, "q": call.names["q"][:, :, start : start + rows]})
+        for _, part in by_rows(call, q, k, PAIRS):
             low, high = part.value(index, {}).aminmax()
             if int(low) < -count or int(high) >= count:
                 raise IndexError(

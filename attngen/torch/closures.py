@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from attngen.language.trace import codes_in
+from attngen.torch.private import before_dynamo
 
 MAX_DEPTH = 40  # levels of values within values
 FIXED = {*sys.stdlib_module_names, "attngen", "numpy", "torch"}  # packages whose classes and modules do not change
@@ -171,7 +172,7 @@ class Closure:
         return "tensor", place, tensor.dtype, tensor.shape, tensor.stride(), tensor.device.type, tensor.requires_grad, *own
 
     def _function(self, function: types.FunctionType, depth: int) -> Hashable:
-        original = getattr(function, "_torchdynamo_orig_callable", None)
+        original = before_dynamo(function)
         if original is not None:
             return self._value("", original, depth)
         code = function.__code__

@@ -48,7 +48,7 @@ class Description:
         change. `mask_dtype` is the element type of a dense mask with these `axes`, or None. Raises DiagnosticError,
         ArgumentError."""
         scale = repr(1 / math.sqrt(head_dim)) if self.scale is None and padding_of(head_dim) else self.scale
-        sizes = (_size_in_spec(head_dim), _size_in_spec(head_dim_v))
+        sizes = head_dim + padding_of(head_dim), head_dim_v + padding_of(head_dim_v)
         if self.keywords is None:
             spec = standard_spec(dtype, *sizes, mask_dtype, self.is_causal, scale, self.dropout_p, axes)
         else:
@@ -61,11 +61,6 @@ class Description:
                 spec = also_causal(spec)
         kernel = replace(spec.kernel, schedule=cast(ScheduleName, schedule_of(self.mode) or "auto"))
         return replace(spec, lse=self.return_lse, kernel=kernel)
-
-
-def _size_in_spec(head_size: int) -> int:
-    """The padded head size."""
-    return head_size + padding_of(head_size)
 
 
 def check_mode(mode: str) -> None:
@@ -166,7 +161,10 @@ def standard_text(
     `axes`."""
     check_mode(mode)
     description = Description(mode, is_causal, scale, return_lse, dropout_p=dropout_p)
-    mask = None if mask_dtype is None else _mask_name(stated_dtype(mask_dtype, mode))
+    mask = None
+    if mask_dtype is not None:
+        stated = stated_dtype(mask_dtype, mode)
+        mask = _STORAGE_NAMES.get(stated, str(stated).removeprefix("torch."))  # torch's name of a type that is refused
     spec = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, mask, axes)
     return one_line(spec)
 
@@ -177,7 +175,7 @@ def stated_dtype(dtype: torch.dtype, mode: Mode) -> torch.dtype:
     return torch.float32 if mode == "math" and dtype is torch.float64 else dtype
 
 
-_DTYPES = {getattr(torch, t.torch): t for t in INPUT_DTYPES}
+ELEMENT_TYPES = {getattr(torch, t.torch): t for t in INPUT_DTYPES}
 _STORAGE_NAMES = {getattr(torch, t.torch): t.name for t in STORAGE_DTYPES}
 
 
@@ -191,15 +189,10 @@ def dtype_name(dtype: torch.dtype, argument: str = "q") -> str:
 
 def _element_type(name: str, dtype: torch.dtype) -> DType:
     """attngen's type of the elements of a captured tensor. Raises ArgumentTypeError if it has none."""
-    if dtype not in _DTYPES:
-        expected = ", ".join(known.name for known in _DTYPES.values())
+    if dtype not in ELEMENT_TYPES:
+        expected = ", ".join(known.name for known in ELEMENT_TYPES.values())
         raise ArgumentTypeError(f"`{name}` has elements of {str(dtype).removeprefix('torch.')}; expected one of {expected}")
-    return _DTYPES[dtype]
-
-
-def _mask_name(dtype: torch.dtype) -> str:
-    """attngen's name of the dtype of a dense mask; torch's if attngen has none."""
-    return _STORAGE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+    return ELEMENT_TYPES[dtype]
 
 
 def fixed_text(spec: AttentionSpec, schedule: str | None) -> str:

@@ -106,15 +106,19 @@ def flash_attn_func(
             raise ArgumentError(f"`{name}` and `score_mod` or `mask_mod` cannot be given together; {cure}")
         allowed = pairs(q, k, limits(window_size, causal), causal, chunk_size(attention_chunk))
         how = (float(plain_number(softcap) or 0.0), softmax_scale, dropout_p, sink, mode)
-        found = (*modified(q, k, v, score_mod, mask_mod, allowed, *how), q.new_empty((0,)))
+        found = modified(q, k, v, score_mod, mask_mod, allowed, *how)
     else:
         named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk}
-        returns = return_attn_probs or return_lse
         found = attend(q, k, v, DENSE, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-                       returns, **named)  # fmt: skip
-        if not returns:
-            return found
-    return found if return_attn_probs else found[:2] if return_lse else found[0]
+                       return_attn_probs or return_lse, **named)  # fmt: skip
+    return returned(q, *found, return_attn_probs, return_lse)
+
+
+def returned(q: Tensor, output: Tensor, lse: Tensor | None, return_attn_probs: bool, return_lse: bool) -> Any:
+    """What a function of flash-attention returns."""
+    if return_attn_probs:
+        return output, lse, q.new_empty((0,))
+    return (output, lse) if return_lse else output
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *arguments: Any, **named: Any) -> Any:
@@ -144,15 +148,15 @@ def attend(
     softcap: float,
     alibi_slopes: Tensor | None,
     deterministic: bool,
-    return_attn_probs: bool,
+    lse: bool,
     *,
     mode: Mode,
     sinks: Tensor | None = None,
     attention_chunk: int = 0,
     only_checks: bool = False,
 ) -> Any:
-    """`flash_attn_func` of tensors as `lengths` says: dense, of a cache, of one in pages, or packed, [total, heads, size]. With
-    `only_checks`, nothing runs: the result is None, or an error."""
+    """(O, lse) of `flash_attn_func` of tensors as `lengths` says: dense, of a cache, of one in pages, or packed, [total, heads,
+    size]; lse is None unless it is wanted. With `only_checks`, nothing runs: the result is None, or an error."""
     dropout_p = share_of(dropout_p)
     left, right = limits(window_size, causal)
     chunk = chunk_size(attention_chunk)
@@ -163,14 +167,14 @@ def attend(
     if dropout_p:
         inputs.append(generator_state(q.device))
     tensors = (q, k, v, *inputs)
-    how = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, storage, cached, longest,
+    how = (mode, dropout_p, softmax_scale, causal, left, right, softcap, lse, storage, cached, longest,
            sinks is not None, chunk)  # fmt: skip
     others = (tensors, how, alibi_slopes, sinks, deterministic)
     if only_checks:
         return _described(*others).check()
     outputs = front.call(tensors, how, _described, *others)
     output = outputs[0] if storage.startswith("packed") else results(outputs, q, "bshd", False)
-    return (output, outputs[1], q.new_empty((0,))) if return_attn_probs else output
+    return output, outputs[1] if lse else None
 
 
 def _described(

@@ -33,14 +33,12 @@ MODS = ("score_mod", "mask_mod")
 HINTS = ("scheduler_metadata", "disable_scheduler_metadata", "min_seqlen_k", "max_seqlen_q")  # about how to compute, not what
 
 
-def check_others(function: str, others: Mapping[str, Any], names: tuple[str, ...] = ()) -> None:
+def check_others(function: str, others: Mapping[str, Any], names: tuple[str, ...]) -> None:
     """Raises ArgumentError for arguments of flash-attention that attngen does not support, and TypeError for others. `names`
-    are those of REFUSED that this function has, if not all."""
+    are those of REFUSED, and of MODS, that this function has."""
     for name, value in others.items():
-        if name in MODS and name in names:
-            continue  # the function says why
-        if name in REFUSED and (not names or name in names):
-            if value is not None and value is not False:
+        if name in names:
+            if name not in MODS and value is not None and value is not False:  # the function says why it refuses those
                 raise ArgumentError(f"`{name}` is not supported: {REFUSED[name]}")
         elif name not in HINTS:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

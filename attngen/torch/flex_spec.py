@@ -32,8 +32,8 @@ from attngen.torch.closures import Closure
 from attngen.torch.description import Mode, dtype_name, fixed_text, schedule_of, stated_dtype
 from attngen.torch.graphs import ImportRefusal, numbers_on, stand_in
 from attngen.torch.importer import expression
+from attngen.torch.prepared import Remembered
 from attngen.torch.private import is_of_transform, outside_of_transforms
-from attngen.torch.runtime import Remembered
 
 B, H, Q, K = (name(n, Type.INT) for n in "bhqk")
 LIMITS_OF_ELEMENTS = (64, 60, 32)  # bits of int64 elements: those of the second fit sums, of the third products
@@ -128,19 +128,14 @@ def prepare(
         captured = [tensor for _, tensor in closure.tensors]
         try:
             params = {n: int(value) for n, value in found.int_params(captured).items()}
-            check_obligations(found.spec, _all_sizes(found, captured, tables, sizes), params)
+            inputs = zip(found.sources, found.tensors(captured, tables), strict=True)
+            own = found.spec.own_sizes({declared.name: tensor.shape for (declared, _), tensor in inputs})
+            check_obligations(found.spec, {**sizes, **own}, params)
             return found
         except ObligationError:
             if guarded:
                 raise
     raise AssertionError
-
-
-def _all_sizes(
-    prepared: Prepared, captured: Sequence[Tensor], tables: Mapping[str, Tensor], sizes: Mapping[str, int]
-) -> dict[str, int]:
-    tensors = zip(prepared.sources, prepared.tensors(captured, tables), strict=True)
-    return {**sizes, **prepared.spec.own_sizes({declared.name: tensor.shape for (declared, _), tensor in tensors})}
 
 
 def _imported(

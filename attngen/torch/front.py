@@ -12,14 +12,14 @@ from torch import Tensor
 from attngen.torch.arguments import unpacked
 from attngen.torch.copies import ROW_BYTES
 from attngen.torch.description import Mode, head_size
-from attngen.torch.layout import needs_padding, padded_heads, without_padding
+from attngen.torch.layout import needs_padding, padded_heads
 from attngen.torch.math import by_torch, check_by_torch
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.operator import Pair, as_read, attention_operator, full_operator
+from attngen.torch.prepared import PreparedCall, Remembered, signature
 from attngen.torch.private import autocasts, transforms_active
-from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, runtime, runtimes, signature
+from attngen.torch.runtime import runtime, runtimes
 
-Check = Callable[[Any], None]
 Key = tuple[Any, ...] | None  # what the launches depend on besides the tensors; None if the call cannot be repeated
 OF_CACHE = {"k": "k_cache", "v": "v_cache"}  # a caller's names for tensors of the operator: `k` and `v` are the new rows
 
@@ -65,7 +65,8 @@ class Call(NamedTuple):
         """Raises what `run` would raise for the arguments of a call that reads a cache; nothing runs. A call that torch
         observes is checked when it runs, and tensors on meta have nothing that could be overwritten."""
         if self.mode == "math":
-            return check_by_torch(*self.arguments)
+            check_by_torch(*self.arguments)
+            return
         q, k, v, text, *lists = self.arguments
         inputs, ints, floats = unpacked(lists)
         if q.device.type != "meta" and not is_observed() and are_plain((q, k, v, *inputs)):
@@ -99,40 +100,35 @@ class Front:
         described = describe(*given)
         outputs = described.run()
         if described.head_size is not None:
-            return without_padding(outputs, described.head_size)
+            return (outputs[0][..., : described.head_size], *outputs[1:])
         if known is not None and described.mode != "math":
             q, k, v, text, *lists = described.arguments
-            found = runtimes.get((text, q.device))
-            if isinstance(found, OnGpu):
-                inputs, ints, floats = unpacked(lists)
-                call = found.prepared((q, k, v, *inputs), ints, floats)
-                if call is not None:
-                    are_same = all(map(is_, tensors, (q, k, v, *inputs)))
-                    self._calls[known] = call if are_same else call.of_views()
+            inputs, ints, floats = unpacked(lists)
+            found, read = runtimes.get((text, q.device)), (q, k, v, *inputs)
+            call = None if found is None else found.prepared(read, ints, floats)
+            if call is not None:
+                self._calls[known] = call if all(map(is_, tensors, read)) else call.of_views()
         return outputs
 
-    def once(self, tensors: Sequence[Tensor], others: Any, check: Check) -> Check | None:
-        """`check`, which raises if a call would be refused; None if it passed for a call of such tensors and `others`, and for
-        torch.compile, which refuses a call before it runs."""
-        if torch.compiler.is_compiling():
-            return None
-        if not are_plain(tensors):  # nor have all of them an address
-            return check
+    def once(self, tensors: Sequence[Tensor], others: Any, check: Callable[[], None], writes: bool) -> None:
+        """Runs `check`, which raises if a call is refused, unless it passed for a call of such tensors and `others`. Addresses
+        matter too if the call `writes`."""
+        key = None
         try:
-            places = 0  # the lowest bits of all addresses: a signature has none, and kernels refuse odd ones
-            for tensor in tensors:
-                places |= tensor.data_ptr() & (ROW_BYTES - 1)
-            key = signature((others, autocasts(), places), *tensors)
+            if not writes:
+                key = signature(others, *tensors)
+            elif are_plain(tensors):  # others have no address
+                places = 0  # the lowest bits of all addresses: a signature has none, and kernels refuse odd ones
+                for tensor in tensors:
+                    places |= tensor.data_ptr() & (ROW_BYTES - 1)
+                key = signature((others, autocasts(), places), *tensors)
             if key in self._checked:
-                return None
-        except (AttributeError, RuntimeError, TypeError):  # such arguments are refused later
-            return check
-
-        def checked(given: Any) -> None:
-            check(given)
+                return
+        except (AttributeError, RuntimeError, TypeError):  # such arguments are refused by `check`, or later
+            key = None
+        check()
+        if key is not None:
             self._checked[key] = True
-
-        return checked
 
     def __reduce__(self) -> tuple[type[Front], tuple[()]]:
         """A copy, in this process or another, starts without remembered calls."""

@@ -6,7 +6,6 @@ them, so that a CUDA graph replays with other lengths.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +13,12 @@ from torch import Tensor
 
 from attngen.device.arrays import ArgumentError
 from attngen.torch.append import Turn
-from attngen.torch.cached import Cache, cache_of
+from attngen.torch.cached import Cache, Reader, attended
 from attngen.torch.check_cache import Place
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, Window, attend, chunk_size, front, limits
+from attngen.torch.flash_attn import EVERYTHING, Window, attend, front, limits
 from attngen.torch.flash_names import check_hints, check_others, one_of
+from attngen.torch.layout import check_tensors
 
 OF_CACHE = ("q_descale", "k_descale", "v_descale", "qv", "cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens")
 
@@ -85,30 +85,31 @@ def flash_attn_with_kvcache(
     check_hints(num_splits, pack_gqa, sm_margin)
     sink = one_of(sinks=sinks, learnable_sink=learnable_sink)
     block_table = one_of(block_table=block_table, page_table=page_table)
-    chunk = chunk_size(attention_chunk)
+    check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    if k is not None or v is not None:
+        check_tensors(**{name: one for name, one in (("k", k), ("v", v)) if one is not None})
     if (rotary_cos is None) != (rotary_sin is None):
         raise ArgumentError("`rotary_cos` and `rotary_sin` need each other; pass both or neither")
     if rotary_cos is not None and k is None:
         raise ArgumentError("`rotary_cos` rotates rows that are appended; pass `k`, `v` and `cache_seqlens` too")
     turn = None
     if rotary_cos is not None and rotary_sin is not None:
-        is_local = causal or chunk > 0 or limits(window_size, causal) != EVERYTHING
+        is_local = causal or bool(attention_chunk) or limits(window_size, causal) != EVERYTHING
         turn = Turn((rotary_cos, rotary_sin), rotary_interleaved, "new rows" if is_local else "first new row")
     with torch.no_grad():
         place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
         arguments = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
-        named = {"mode": mode, "sinks": sink, "attention_chunk": chunk}
+        named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk}
 
         def attention(cache: Cache, only_checks: bool = False) -> Any:
             rows, keys, values, lengths = cache
             return attend(rows, keys, values, lengths, *arguments, **named, only_checks=only_checks)
 
-        once = None
+        inputs = [one for one in (alibi_slopes, sink) if one is not None]
+        key: Any = None
         if k is not None:
-            given = (mode, softmax_scale, causal, limits(window_size, causal), softcap, return_softmax_lse, chunk)
-            numbers = (*given, place.kinds, alibi_slopes is None, sink is None)
-            optional = [one for one in (alibi_slopes, sink) if one is not None]
-            tensors = [q, k_cache, v_cache, *optional, *place.tensors]
-            once = front.once(tensors, numbers, partial(attention, only_checks=True))
-        found = attention(cache_of(q, k_cache, v_cache, k, v, turn, place, once, mode == "math"))
-    return found[:2] if return_softmax_lse else found
+            given = (mode, softmax_scale, causal, limits(window_size, causal), softcap, return_softmax_lse)
+            key = (*given, attention_chunk, alibi_slopes is None, sink is None)
+        reader = Reader(attention, front, inputs, key)
+        output, lse = attended(q, k_cache, v_cache, (k, v), turn, place, reader, mode == "math")
+    return (output, lse) if return_softmax_lse else output

@@ -191,8 +191,3 @@ def padded_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     if q.dim() and k.dim() and q.shape[-1] != k.shape[-1]:
         raise ArgumentError(f"`k` has a head size of {k.shape[-1]}; expected that of q, {q.shape[-1]}")
     return padded(q), padded(k), padded(v)
-
-
-def without_padding(outputs: Sequence[Tensor], head_size: int) -> tuple[Tensor, ...]:
-    """The operator's outputs with O of this head size."""
-    return (outputs[0][..., :head_size], *outputs[1:])

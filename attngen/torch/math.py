@@ -3,18 +3,16 @@
 Differentiable any number of times and in forward mode, on every device, in every transform of torch. Memory grows with
 q_len * kv_len. fp16 and bf16 are computed in fp32; fp32 and fp64 in themselves.
 
-    attention_math(Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, Tensor[] floats)
-        -> (Tensor o, Tensor lse)
-
-The operator has the arguments of `attngen::attention`, but float params are tensors, so that they have gradients too. Unlike
-that one, it consists of other operators (CompositeImplicitAutograd): autograd and torch.compile see those.
+The operator `attngen::attention_math` has the arguments of `attngen::attention`, but float params are tensors, so that they
+have gradients too. Unlike that one, it consists of other operators (CompositeImplicitAutograd): autograd and torch.compile see
+those.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -156,6 +154,14 @@ def call_of(
     return MathCall(spec, names, {name: decoded(tensor) for name, tensor in inputs.items()}, xp)
 
 
+def by_rows(call: MathCall, q: Tensor, k: Tensor, pairs: int) -> Iterator[tuple[slice, MathCall]]:
+    """`call` for some rows after others, each time for at most so many `pairs`, or for one row."""
+    at_once = max(1, pairs // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+    for start in range(0, q.shape[2], at_once):
+        rows = slice(start, start + at_once)
+        yield rows, replace(call, names={**call.names, "q": call.names["q"][:, :, rows]})
+
+
 def _seen(allowed: Tensor, group: int) -> Tensor:
     """Whether any row sees a key, [batch, kv_heads, kv_len, 1]. What lies behind others, such as padding that nobody has
     written, must not be multiplied even by 0: NaN would stay NaN."""
@@ -191,23 +197,11 @@ def _softmax(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     return weights, lse.squeeze(-1)
 
 
-def _named(spec: AttentionSpec, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[Any]) -> tuple[Any, Any]:
-    """Inputs and params by their names. Raises ArgumentError for a storage that torch's operations do not compute."""
-    storage = spec.kernel.storage
-    if storage != "dense":
-        raise ArgumentError(f"torch's own operations compute dense storage alone, and this attention has storage {storage}")
-    numbers = {Type.INT: iter(ints), Type.FLOAT: iter(floats)}
-    captured = dict(zip((i.name for i in spec.inputs), inputs, strict=True))
-    return captured, {p.name: next(numbers[p.type]) for p in spec.params}
-
-
 def _operator(
     q: Tensor, k: Tensor, v: Tensor, spec: str, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    attention = parsed(spec)
-    captured, params = _named(attention, inputs, ints, floats)
-    _check(attention, {"q": q, "k": k, "v": v, **captured}, params)
-    return math_attention(q, k, v, attention, captured, params)
+    captured, params = check_by_torch(q, k, v, spec, inputs, ints, floats)
+    return math_attention(q, k, v, parsed(spec), captured, params)
 
 
 def _check(spec: AttentionSpec, tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> None:
@@ -237,10 +231,17 @@ for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap does not 
 _math_operator = torch.ops.attngen.attention_math.default
 
 
-def check_by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: Any) -> None:
-    """Raises what `by_torch` would raise for its arguments; nothing runs."""
-    captured, params = _named(parsed(text), *unpacked(lists))
-    _check(parsed(text), {"q": q, "k": k, "v": v, **captured}, params)
+def check_by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Inputs and params by their names. Raises what `by_torch` would raise for its arguments; nothing runs."""
+    spec, (inputs, ints, floats) = parsed(text), unpacked(lists)
+    storage = spec.kernel.storage
+    if storage != "dense":
+        raise ArgumentError(f"torch's own operations compute dense storage alone, and this attention has storage {storage}")
+    numbers = {Type.INT: iter(ints), Type.FLOAT: iter(floats)}
+    captured = dict(zip((i.name for i in spec.inputs), inputs, strict=True))
+    params = {p.name: next(numbers[p.type]) for p in spec.params}
+    _check(spec, {"q": q, "k": k, "v": v, **captured}, params)
+    return captured, params
 
 
 def by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: Any) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,5 @@
 """The largest score of each row, by torch's own operations on some rows at once: kernels keep it in registers alone.
 
-    max_scores(Tensor q, Tensor k, str spec, Tensor[] inputs, SymInt[] ints, float[] floats) -> Tensor
-
 The operator has no derivative.
 """
 
@@ -9,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +14,7 @@ from torch import Tensor
 
 from attngen.device.params import number_names
 from attngen.spec.expr import Type
-from attngen.torch.math import call_of
+from attngen.torch.math import by_rows, call_of
 from attngen.torch.operator import operator
 from attngen.torch.runtime import parsed
 
@@ -41,11 +38,8 @@ def _largest(q: Tensor, k: Tensor, text: str, inputs: Sequence[Tensor], ints: Se
     keys = k.float().repeat_interleave(group, 1)
     named = dict(zip((i.name for i in spec.inputs), inputs, strict=True))
     call = call_of(spec, q, k, named, params, torch.float32)
-    at_once = max(1, PAIRS // max(1, batch * heads * k.shape[2]))
     found = torch.full((batch, heads, q_len), -math.inf, dtype=torch.float32, device=q.device)
-    for start in range(0, q_len if k.shape[2] else 0, at_once):
-        rows = slice(start, min(start + at_once, q_len))
-        here = replace(call, names={**call.names, "q": call.names["q"][:, :, rows]})
+    for rows, here in by_rows(call, q, k, PAIRS) if k.shape[2] else ():
         scores = (q[:, :, rows].float() @ keys.mT) * here.value(spec.scale, {})
         allowed = None if spec.mask is None else here.value(spec.mask, {})
         scores = torch.broadcast_to(here.value(spec.score, {"s": scores}, allowed), scores.shape)

@@ -26,7 +26,7 @@ from attngen.spec.dropout import RNG_STATE, without_dropout
 from attngen.spec.expr import Const
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.arguments import NamedArguments, tensor, unpacked
-from attngen.torch.cached import Cache, Decoding, cache_of, decoding_of, decoding_text
+from attngen.torch.cached import Cache, Decoding, Reader, attended, decoding_of, decoding_text
 from attngen.torch.check_cache import Place
 from attngen.torch.description import (
     Description,
@@ -50,10 +50,7 @@ from attngen.torch.layout import (
     check_tensors,
     follow_autocast,
     heads_first,
-    needs_padding,
-    padded_heads,
     results,
-    without_padding,
 )
 
 NOTHING: Mapping[str, Tensor] = {}
@@ -275,16 +272,12 @@ class Attention(torch.nn.Module):
             rows, k_cache, v_cache = self._rows("q", q), self._rows("k_cache", k_cache), self._rows("v_cache", v_cache)
             if not self._enable_gqa:
                 check_equal_heads(rows.transpose(1, 2), k_cache.transpose(1, 2))
-            new_k, new_v = (None if one is None else self._rows(name, one) for name, one in (("k", k), ("v", v)))
+            new = [None if one is None else self._rows(name, one) for name, one in (("k", k), ("v", v))]
             place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
             attention = partial(self._attend_cache, form, captured, inputs, ints, floats)
-            once = None
-            if new_k is not None:
-                numbers = (tuple(ints), tuple(floats), place.kinds)
-                tensors = (rows, k_cache, v_cache, *inputs, *place.tensors)
-                once = self._front.once(tensors, numbers, partial(attention, only_checks=True))
-            as_dense = self._mode == "math"
-            result = attention(cache_of(rows, k_cache, v_cache, new_k, new_v, decoding.turn(inputs), place, once, as_dense))
+            reader = Reader(attention, self._front, inputs, (tuple(ints), tuple(floats)))
+            turn, as_dense = decoding.turn(inputs), self._mode == "math"
+            result = attended(rows, k_cache, v_cache, new, turn, place, reader, as_dense)
         return results(result, q, self._layout, self._return_lse)
 
     def _attend_cache(
@@ -307,18 +300,16 @@ class Attention(torch.nn.Module):
         queries, keys, values = follow_autocast(queries, keys, values, self._dtype)
         first, longest, known = cache.lengths.arguments
         text = decoding_text(self._text(form, queries, values, captured), known, cache.lengths.storage, page_size)
-        is_padded, size = (form is None or form.text is None) and needs_padding(queries, values), head_size(values)
-        if is_padded:
-            queries, keys, values = padded_heads(queries, keys, values)
         inputs, ints, floats = decoding.kept(inputs, ints, floats)
         if form is None:
             floats = [*self._numbers.values()]
-        tensors, ints = (queries, keys, values, *first, *inputs), [*longest, *ints]
-        call = ((queries, keys, values, text, list(tensors[3:]) or None, ints, floats), self._mode, None, self._copy)
+        tensors, ints = (*first, *inputs), [*longest, *ints]
+        call = Call((queries, keys, values, text, list(tensors) or None, ints, floats), self._mode, None, self._copy)
+        if form is None or form.text is None:
+            call = call.padded()
         if only_checks:
-            return Call(*call).check()
-        outputs = self._front.call(tensors, (text, *ints, *floats), Call, *call)
-        return without_padding(outputs, size) if is_padded else outputs
+            return call.check()
+        return self._front.call((queries, keys, values, *tensors), (text, *ints, *floats), lambda: call)
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor of the layer's layout as [batch, length, heads, size]. Raises ArgumentError."""

@@ -1,9 +1,6 @@
 """The operator `attngen::attention`: every attention of this package, in every mode of torch.
 
-    attention(Tensor q, Tensor k, Tensor v, str spec, Tensor[]? inputs=None, SymInt[]? ints=None, float[]? floats=None,
-              bool? deterministic=None, bool copies=False) -> (Tensor o, Tensor lse)
-    attention.full(Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, float[] floats, bool saves,
-                   bool? deterministic, bool copies=False) -> (Tensor o, Tensor lse, Tensor lse_rest)
+`SCHEMA` has its arguments; it returns (O, lse). `FULL_SCHEMA` is that of `attention.full`, which returns (O, lse, lse_rest).
 
 `spec` is an `.attn` text with one attention, so that an exported graph is self-contained; `inputs` are its captured tensors,
 `ints` and `floats` its params of either type, all in the order of their declaration. O lies in memory as q does ([batch, heads,
@@ -32,7 +29,7 @@ from attngen.device.arrays import ArgumentError, check_one_device
 from attngen.diagnostics import counted
 from attngen.language.prelude import prelude
 from attngen.torch.copies import empty_as, in_place
-from attngen.torch.runtime import Emulated, OnGpu, input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
+from attngen.torch.runtime import Runtime, input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
 
 Tensors: TypeAlias = Sequence[Tensor] | None
 Ints: TypeAlias = Sequence[int] | None
@@ -86,7 +83,7 @@ def run(
     if copies:
         q, k, v = as_read(found, q, k, v)
     results = found((q, k, v, *inputs) if inputs else (q, k, v), ints or (), floats or ())
-    return results[0], results[1] if len(results) == 2 else found.no_lse
+    return results[0], results[1] if len(results) == 2 else found.nothing[0]
 
 
 def run_full(*arguments: Any) -> Saved:
@@ -95,10 +92,11 @@ def run_full(*arguments: Any) -> Saved:
     found = (saving_runtime if call.saves else runtime)(call.spec, call.q.device)
     tensors = (*as_read(found, *call.tensors[:3]), *call.inputs) if call.copies else call.tensors
     results = dict(zip(found.output_names, found(tensors, call.ints, call.floats), strict=True))
-    return results["out"], results.get("lse", found.no_lse), results.get("lse_rest", found.no_lse_rest)
+    lse, lse_rest = found.nothing
+    return results["out"], results.get("lse", lse), results.get("lse_rest", lse_rest)
 
 
-def as_read(found: Emulated | OnGpu, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def as_read(found: Runtime, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, with copies of those that the kernel cannot read in place. Pages are never copied."""
     q, k, v = (in_place(t) if name in found.copied else t for name, t in (("q", q), ("k", k), ("v", v)))
     return q, k, v
@@ -131,15 +129,10 @@ def fake_full(*arguments: Any) -> Saved:
     """Shapes and strides alone."""
     q, k, v, spec, inputs, _, _, saves, _, _ = Full(*arguments)
     output, lse = fake(q, k, v, spec, inputs)
-    written = saving_outputs(spec, q.device) if saves else ()
+    written = saving_runtime(spec, runs_on(q.device)).output_names if saves else ()
     if "lse" in written:
         lse = q.new_empty(lse_shape(spec, q), dtype=torch.float32)
     return output, lse, q.new_empty(lse_shape(spec, q) if "lse_rest" in written else (0,), dtype=torch.float32)
-
-
-def saving_outputs(spec: str, device: torch.device) -> tuple[str, ...]:
-    """The outputs of the kernel that saves, on a device or on what stands for it in a trace."""
-    return saving_runtime(spec, runs_on(device)).output_names
 
 
 def runs_on(device: torch.device) -> torch.device:

@@ -108,6 +108,11 @@ def constant_to_dynamo(function: Any) -> None:
     function._dynamo_marked_constant = True
 
 
+def before_dynamo(function: Any) -> Any:
+    """The function that torch.compile or torch.compiler.disable has wrapped in `function`; None if it is no such wrapper."""
+    return getattr(function, "_torchdynamo_orig_callable", None)
+
+
 def remove(library: torch.library.Library) -> None:
     """Takes a library's kernels out of torch, as the end of its life would."""
     library._destroy()

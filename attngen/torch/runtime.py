@@ -1,12 +1,11 @@
-"""Programs called with tensors, as the operator calls them: allocation, checks remembered by signature, launches."""
+"""Programs called with tensors, as the operator calls them: bound with all checks, or by launches that are prepared."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from functools import cache, cached_property, lru_cache
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,23 +14,17 @@ from attngen.api import compile_later
 from attngen.device import params
 from attngen.device.arrays import ArgumentError, ArrayView, mark_written, view
 from attngen.device.binding import Bound
-from attngen.device.cuda.memory import zero_for_ever
 from attngen.device.select import warn_emulated
 from attngen.language import load_source
 from attngen.source import SourceFile
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 from attngen.spec.gradient import GradientError
-from attngen.torch.private import current_device, forward_ad, raw_stream
+from attngen.torch.prepared import Given, PreparedCall, Remembered, signature
+from attngen.torch.private import forward_ad
 
-T = TypeVar("T")
 Compiled = Any  # CompiledAttention or CompiledBackward: what has a program and binds calls of it
-Given = Sequence[Tensor | None]  # outputs of the caller, in the program's order: None, or none at all, for those to allocate
 SAME_NAMES: Mapping[str, str] = {}
-MAX_SIGNATURES = 4096  # call signatures remembered by one kernel: a length that was seen before costs no checks
-WORKSPACE_ALIGNMENT = 256  # bytes, as torch's own allocations
-_is_grad_enabled = torch.is_grad_enabled
-_empty_like = torch.empty_like
 
 
 @lru_cache(maxsize=4096)
@@ -62,72 +55,60 @@ def refuse_tangents(names: str | Sequence[str], tensors: Sequence[Tensor]) -> No
             )
 
 
-runtimes: dict[tuple[str, torch.device], Emulated | OnGpu] = {}
+runtimes: dict[tuple[str, torch.device], Runtime] = {}
 _lock = Lock()
 
 
-def runtime(text: str, device: torch.device) -> Emulated | OnGpu:
+def runtime(text: str, device: torch.device) -> Runtime:
     """The kernel of a spec's text on a device: planned on first use, and compiled by the first call that fits it."""
     found = runtimes.get((text, device))
     if found is None:
         with _lock:
             found = runtimes.get((text, device))
             if found is None:
-                if device.type == "cuda":
-                    found = OnGpu(compile_later(parsed(text), f"cuda:{device.index or 0}"))
-                else:
+                if device.type != "cuda":
                     warn_emulated(
                         "attngen's attention on tensors of the CPU",
                         "Move the tensors to a GPU; torch's own attention is torch.nn.functional.scaled_dot_product_attention.",
                     )
-                    found = Emulated(compile_later(parsed(text), "emulated"))
-                runtimes[text, device] = found
+                found = runtimes[text, device] = Runtime(compile_later(parsed(text), name_of(device)))
     return found
 
 
+def name_of(device: torch.device) -> str:
+    """attngen's name of the device that computes for tensors on `device`."""
+    return f"cuda:{device.index or 0}" if device.type == "cuda" else "emulated"
+
+
 @cache
-def saving_runtime(text: str, device: torch.device) -> Emulated | OnGpu:
+def saving_runtime(text: str, device: torch.device) -> Runtime:
     """The kernel that also returns what a backward reads."""
     usual = runtime(text, device)
-    return type(usual)(usual.compiled.saving())
+    return Runtime(usual.compiled.saving(), usual.repeats)
 
 
 @cache
-def backward_runtime(text: str, device: torch.device, wanted: tuple[str, ...], deterministic: bool) -> Emulated | OnGpu:
+def backward_runtime(text: str, device: torch.device, wanted: tuple[str, ...], deterministic: bool) -> Runtime:
     """The kernels that compute the gradients `wanted`, by the names of the tensors. `deterministic`: the same bits in each run.
 
     Raises GradientError, PlanRefusal.
     """
     usual = runtime(text, device)
-    return type(usual)(usual.compiled.gradients(wanted, deterministic))
-
-
-_counters: dict[tuple[int, int], int] = {}  # addresses, by device and stream
-
-
-def counter_of(device: torch.device, stream: int) -> int:
-    """The address of a zero in the device's memory for the launches on a stream, each of which leaves it zero.
-
-    It is no tensor: torch.compile's CUDA graphs are warmed up in a pool in which no memory may outlive the call.
-    """
-    found = _counters.get((device.index, stream))
-    if found is None:
-        with _lock, torch.cuda.device(device):
-            found = _counters.get((device.index, stream))
-            if found is None:
-                found = _counters[device.index, stream] = zero_for_ever(stream)
-    return found
+    return Runtime(usual.compiled.gradients(wanted, deterministic), usual.repeats)
 
 
 class Runtime:
     """A compiled spec as a function of its program's inputs, its int and its float params, each in order.
 
     It returns the program's outputs, `output_names`. They are written to those of `outputs` that are not None, on the driver's
-    `stream`, by default the current one.
+    `stream`, by default the current one. If kernels repeat launches, as those of GPUs do, these are prepared once for calls of
+    the same signature.
     """
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: Compiled, repeats: bool | None = None) -> None:
         self.compiled = compiled
+        self.repeats = compiled.device.name.startswith("cuda") if repeats is None else repeats
+        self._calls: Remembered[PreparedCall] | None = Remembered() if self.repeats else None
         self.input_names = tuple(t.argument for t in compiled.source.of_role("input"))
         self.output_names = tuple(t.argument for t in compiled.source.of_role("output"))
         self._ints, self._floats = (compiled.number_names(kind) for kind in (Type.INT, Type.FLOAT))
@@ -140,20 +121,51 @@ class Runtime:
         return frozenset(aligned.intersection(names))
 
     @cached_property
-    def no_lse(self) -> Tensor:
-        """What the operator returns if the program has no lse. Made by the first kernel that runs: a trace or a transform, in
-        which this object may be made, would wrap it."""
-        return self._nothing()
-
-    @cached_property
-    def no_lse_rest(self) -> Tensor:
-        """As `no_lse`: two results of an operator must not be the same tensor."""
-        return self._nothing()
-
-    def _nothing(self) -> Tensor:
+    def nothing(self) -> tuple[Tensor, Tensor]:
+        """What the operator returns for lse and lse_rest that the program has not: two results must not be the same tensor.
+        Made by the first kernel that runs: a trace or a transform, in which this object may be made, would wrap them."""
         name = self.compiled.device.name
+        place = name if name.startswith("cuda") else "cpu"
         with torch.inference_mode(False):  # a later call may record gradients
-            return torch.empty((0,), dtype=torch.float32, device=name if name.startswith("cuda") else "cpu")
+            lse, lse_rest = (torch.empty((0,), dtype=torch.float32, device=place) for _ in range(2))
+        return lse, lse_rest
+
+    def __call__(
+        self,
+        tensors: Sequence[Tensor],
+        ints: Sequence[int] = (),
+        floats: Sequence[float] = (),
+        outputs: Given = (),
+        stream: int | None = None,
+    ) -> Sequence[Tensor]:
+        calls = self._calls
+        if calls is None:
+            bound = self.bind(tensors, ints, floats, outputs)
+            bound.run()
+            result: Sequence[Tensor] | None = tuple(bound.outputs.values())
+        else:
+            key = signature((*ints, *map(float, floats)) if ints or floats else None, *tensors)
+            for tensor in outputs:
+                key += (
+                    (None,)
+                    if tensor is None
+                    else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+                )
+            call = calls.get(key)
+            result = call(tensors, outputs, stream) if call is not None else None
+            if result is None:
+                call = calls[key] = PreparedCall(self.bind(tensors, ints, floats, outputs))
+                result = call(tensors, outputs, stream, checked=True)
+        assert result is not None
+        if outputs:
+            mark_written(outputs)
+        return result
+
+    def prepared(self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> PreparedCall | None:
+        """The launches of a call with this signature, if they are prepared."""
+        if self._calls is None:
+            return None
+        return self._calls.get(signature((*ints, *map(float, floats)) if ints or floats else None, *tensors))
 
     def bind(
         self,
@@ -177,182 +189,3 @@ class Runtime:
         numbers: Mapping[str, int | float] = dict(zip((*self._ints, *self._floats), (*ints, *floats), strict=True))
         bound: Bound = self.compiled.bind(arrays, numbers)
         return bound
-
-
-class Emulated(Runtime):
-    """On the CPU, by the emulated device."""
-
-    def __call__(
-        self,
-        tensors: Sequence[Tensor],
-        ints: Sequence[int] = (),
-        floats: Sequence[float] = (),
-        outputs: Given = (),
-        stream: int | None = None,
-    ) -> Sequence[Tensor]:
-        bound = self.bind(tensors, ints, floats, outputs)
-        bound.run()
-        if outputs:
-            mark_written(outputs)
-        return tuple(bound.outputs.values())
-
-
-class OnGpu(Runtime):
-    """On a GPU. Checks and launches are remembered by a call's signature: shapes, strides, types, params."""
-
-    def __init__(self, compiled: Compiled) -> None:
-        super().__init__(compiled)
-        self._calls: Remembered[PreparedCall] = Remembered()
-
-    def __call__(
-        self,
-        tensors: Sequence[Tensor],
-        ints: Sequence[int] = (),
-        floats: Sequence[float] = (),
-        outputs: Given = (),
-        stream: int | None = None,
-    ) -> Sequence[Tensor]:
-        key = signature((*ints, *map(float, floats)) if ints or floats else None, *tensors)
-        for tensor in outputs:
-            key += (
-                (None,)
-                if tensor is None
-                else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
-            )
-        call = self._calls.get(key)
-        result = call(tensors, outputs, stream) if call is not None else None
-        if result is None:
-            call = self._calls[key] = PreparedCall(self.bind(tensors, ints, floats, outputs))
-            result = call(tensors, outputs, stream, checked=True)
-            assert result is not None
-        if outputs:
-            mark_written(outputs)
-        return result
-
-    def prepared(self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> PreparedCall | None:
-        """The remembered call with this signature."""
-        return self._calls.get(signature((*ints, *map(float, floats)) if ints or floats else None, *tensors))
-
-
-def signature(other: Any, first: Tensor, second: Tensor, third: Tensor, *more: Tensor) -> tuple[Any, ...]:
-    """What a call's checks and launches depend on, except addresses; `other` is the part that is not in the tensors.
-
-    Every program has three inputs: for these, a loop would cost 0.4 us a call.
-    """
-    key = (
-        other, first.shape, first.stride(), second.shape, second.stride(), third.shape, third.stride(),
-        first.dtype, second.dtype, third.dtype, first.device, second.device, third.device,
-    )  # fmt: skip
-    for t in more:
-        key += (t.shape, t.stride(), t.dtype, t.device)  # type: ignore[assignment]
-    if _is_grad_enabled() and (
-        first.requires_grad or second.requires_grad or third.requires_grad or (more and any(t.requires_grad for t in more))
-    ):
-        key += (True,)  # type: ignore[assignment]
-    return key
-
-
-class Remembered(dict[tuple[Any, ...], T]):
-    """What is known of calls, by their signature; the oldest are dropped."""
-
-    def __setitem__(self, key: tuple[Any, ...], call: T) -> None:
-        while len(self) >= MAX_SIGNATURES:
-            self.pop(next(iter(self)), None)
-        super().__setitem__(key, call)
-
-
-class PreparedCall:
-    """The launches of one signature, repeated with other tensors."""
-
-    def __init__(self, bound: Bound) -> None:
-        program = bound.kernel.source
-        inputs, outputs, workspaces = (program.of_role(role) for role in ("input", "output", "workspace"))
-        counters = program.of_role("counter")
-        first = bound.arrays[inputs[0].key].owner
-        # the inputs whose addresses must be aligned, the first ones and others, and the bits of an address that must then be 0
-        self._aligned = next((i for i, t in enumerate(inputs) if not t.alignment), len(inputs))
-        self._also_aligned = tuple(i for i, t in enumerate(inputs) if t.alignment and i > self._aligned)
-        self._misaligned = max((t.alignment - 1 for t in (*inputs, *outputs) if t.alignment), default=0)
-        read = [bound.arrays[t.key].owner for t in inputs]
-        self._outputs = tuple((*_recipe(bound.arrays[t.key].owner, read), bool(t.alignment)) for t in outputs)
-        starts, end = [], 0  # places of the workspaces in their one allocation
-        for t in workspaces:
-            starts.append(end)
-            end += -(-bound.arrays[t.key].owner.nbytes // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
-        self._starts, self._workspace_bytes = tuple(starts), end
-        self._counted = bool(counters)
-        self._device = first.device
-        self._index: int = first.device.index
-        self._overlap = bound.overlap
-        self._repeat = None
-        if bound.launches:
-            order = tuple(t.name for t in (*inputs, *outputs, *workspaces, *counters))
-            self._repeat = bound.kernel.repeat(bound.launches, order)  # type: ignore[attr-defined]
-
-    def of_views(self) -> PreparedCall:
-        """The same launches for tensors of which the program's are views: no output is made like one of them."""
-        call = copy(self)
-        call._outputs = tuple((None, *recipe[1:]) for recipe in self._outputs)
-        return call
-
-    def __call__(
-        self, tensors: Sequence[Tensor], outputs: Given = (), stream: int | None = None, *, checked: bool = False
-    ) -> Sequence[Tensor] | None:
-        """The outputs, or None if an address is not aligned as the kernel's copies require and was not `checked`. Raises
-        ArgumentError if an output shares memory with another tensor."""
-        addresses, bits = [], 0
-        for tensor in tensors[: self._aligned]:
-            address = tensor.data_ptr()
-            addresses.append(address)
-            bits |= address
-        for tensor in tensors[self._aligned :]:
-            addresses.append(tensor.data_ptr())
-        for position in self._also_aligned:
-            bits |= addresses[position]
-        results: list[Tensor] = []
-        for like, shape, strides, dtype, aligned in self._outputs:
-            result = outputs[len(results)] if outputs else None
-            if result is None:
-                if like is not None:
-                    result = _empty_like(tensors[like])
-                else:
-                    result = tensors[0].new_empty_strided(shape, strides, dtype=dtype)
-            elif aligned:
-                bits |= result.data_ptr()
-            results.append(result)
-            addresses.append(result.data_ptr())
-        if bits & self._misaligned and not checked:
-            return None
-        if self._starts:
-            workspaces = tensors[0].new_empty(self._workspace_bytes, dtype=torch.uint8)  # kept until the launch
-            start = workspaces.data_ptr()
-            for offset in self._starts:
-                addresses.append(start + offset)
-        if self._overlap is not None:
-            self._overlap.check(addresses)
-        if self._repeat is not None:
-            if stream is None:
-                stream = raw_stream(self._index)
-            if self._counted:
-                if torch.cuda.is_current_stream_capturing():  # the graph sets its own to zero: it may be replayed on any stream
-                    counter = torch.zeros(1, dtype=torch.int32, device=self._device)
-                    addresses.append(counter.data_ptr())
-                else:
-                    addresses.append(counter_of(self._device, stream))
-            if current_device() == self._index:
-                self._repeat(addresses, stream)
-            else:
-                with torch.cuda.device(self._index):
-                    self._repeat(addresses, stream)
-        return results
-
-
-def _recipe(tensor: Tensor, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
-    """How to allocate a tensor like `tensor`: the position of an input whose empty_like is one, which costs the host least, or
-    None; shape, strides and element type."""
-    layout = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
-    for position, one in enumerate(inputs):
-        like = torch.empty_like(one, device="meta")
-        if (tuple(like.shape), tuple(like.stride()), like.dtype) == layout:
-            return position, *layout
-    return None, *layout

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, OF_DENSE, Window, attend, unbound
+from attngen.torch.flash_attn import EVERYTHING, OF_DENSE, Window, attend, returned, unbound
 from attngen.torch.flash_names import check_hints, check_others, one_of
 from attngen.torch.layout import check_tensors
 from attngen.torch.stored import Stored
@@ -79,16 +79,14 @@ def flash_attn_varlen_func(
     if seqused_q is not None:
         q, cu_seqlens_q, back = _used_rows(q, cu_seqlens_q, seqused_q)
     k, v, lengths = _stored(k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, table, seqused_k)
-    returns = return_attn_probs or return_lse
     named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk}
-    found = attend(q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-                   returns, **named)  # fmt: skip
+    output, lse = attend(q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                         return_attn_probs or return_lse, **named)  # fmt: skip
     if back is not None:
         at, is_used = back
-        output, *rest = found if returns else (found,)
         output = output[at].masked_fill(~is_used[:, None, None], 0)
-        found = (output, rest[0][:, at].masked_fill(~is_used, float("-inf")), rest[1]) if returns else output
-    return found if return_attn_probs or not returns else found[:2]
+        lse = None if lse is None else lse[:, at].masked_fill(~is_used, float("-inf"))
+    return returned(q, output, lse, return_attn_probs, return_lse)
 
 
 def _used_rows(q: Tensor, begins: Tensor, used: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
@@ -161,8 +159,8 @@ def varlen_attn(
         raise ArgumentError(f"`query` has {q_heads[0]} heads, which is no multiple of kv heads: `key` has {kv_heads[0]}")
     returns_lse = return_aux is not None and return_aux.lse
     key, value, lengths = _stored(key, value, cu_seq_q, cu_seq_k, max_q, max_k, block_table, seqused_k)
-    found = attend(query, key, value, lengths, 0.0, scale, False, window_size, 0.0, None, False, returns_lse, mode=mode)
-    return found[:2] if returns_lse else found
+    output, lse = attend(query, key, value, lengths, 0.0, scale, False, window_size, 0.0, None, False, returns_lse, mode=mode)
+    return (output, lse) if returns_lse else output
 
 
 def varlen_attn_out(out: Tensor, *arguments: Any, return_aux: Any = None, **named: Any) -> Any:

@@ -63,14 +63,14 @@ def qkv() -> tuple[torch.Tensor, ...]:
 def kernel_calls() -> Iterator[list[tuple[str, ...]]]:
     """The outputs of each kernel that runs."""
     calls: list[tuple[str, ...]] = []
-    run = runtime.Emulated.__call__
+    run = runtime.Runtime.__call__
 
     def counted(self: Any, *arguments: Any, **named: Any) -> Any:
         calls.append(self.output_names)
         return run(self, *arguments, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.Emulated, "__call__", counted)
+        patch.setattr(runtime.Runtime, "__call__", counted)
         yield calls
 
 
@@ -377,13 +377,13 @@ def test_gradients_are_deterministic_if_the_call_or_else_torchs_switch_says_so(
     switch: bool, qkv: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = []
-    run = runtime.Emulated.__call__
+    run = runtime.Runtime.__call__
 
     def seen(self: Any, *arguments: Any, **named: Any) -> Any:
         plans.append(self.compiled.plan)
         return run(self, *arguments, **named)
 
-    monkeypatch.setattr(runtime.Emulated, "__call__", seen)
+    monkeypatch.setattr(runtime.Runtime, "__call__", seen)
     layers = {said: Attention(mask="causal", mode="naive", deterministic=said) for said in (None, True, False)}
     expected = gradients(causal, *qkv)
     torch.use_deterministic_algorithms(switch)

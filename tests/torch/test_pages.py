@@ -100,8 +100,10 @@ def test_a_sink_is_one_more_logit() -> None:
 
 def test_other_tables_compile_nothing_and_pages_have_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[object] = []
-    usual = runtime.Emulated.__init__
-    monkeypatch.setattr(runtime.Emulated, "__init__", lambda self, made: (compiled.append(made), usual(self, made))[1])
+    usual = runtime.Runtime.__init__
+    monkeypatch.setattr(
+        runtime.Runtime, "__init__", lambda self, made, *rest: (compiled.append(made), usual(self, made, *rest))[1]
+    )
     decode = attngen.compile(attngen.define(dtype="fp16", head_dim=16), kernel="naive", storage="paged", device="emulated")
     pool = torch.randn(20, 2, PAGE, 16).half()
     for batch in (1, 2, 5):

@@ -19,10 +19,22 @@ from attngen.device.emulated import EmulatedDevice  # noqa: E402
 from attngen.device.protocol import Kernel, Launch, Memory  # noqa: E402
 from attngen.device.tensor_map import MappedTensor  # noqa: E402
 from attngen.emit.program import Program  # noqa: E402
-from attngen.torch import Attention, backward, front, operator, runtime  # noqa: E402
+from attngen.torch import (  # noqa: E402
+    Attention,
+    attention,
+    backward,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    front,
+    operator,
+    prepared,
+    runtime,
+)
 from attngen.torch.description import fixed_text  # noqa: E402
 from attngen.torch.operator import attention_operator, full_operator  # noqa: E402
-from attngen.torch.runtime import OnGpu, PreparedCall  # noqa: E402
+from attngen.torch.prepared import PreparedCall, Remembered  # noqa: E402
+from attngen.torch.runtime import Runtime  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.device.programs import SCALE, backward_problem, backward_program, expected_gradients  # noqa: E402
 
@@ -67,15 +79,15 @@ class RepeatingDevice(EmulatedDevice):
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "raw_stream", lambda index: STREAM)
-    monkeypatch.setattr(runtime, "current_device", lambda: None)
+    monkeypatch.setattr(prepared, "raw_stream", lambda index: STREAM)
+    monkeypatch.setattr(prepared, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(runtime, "_counters", {(None, STREAM): COUNTER.data_ptr()})
+    monkeypatch.setattr(prepared, "_counters", {(None, STREAM): COUNTER.data_ptr()})
 
 
-def on_gpu(arch: str = "sm_80", **described: Any) -> OnGpu:
+def on_gpu(arch: str = "sm_80", **described: Any) -> Runtime:
     spec = attngen.define(dtype="bf16", head_dim=16, mask="causal", **described)
-    return OnGpu(attngen.compile(spec, device=RepeatingDevice(checked=False, arch=arch)))
+    return Runtime(attngen.compile(spec, device=RepeatingDevice(checked=False, arch=arch)), repeats=True)
 
 
 def problem(length: int = 40) -> tuple[Any, ...]:
@@ -102,7 +114,7 @@ def test_a_longer_length_is_checked_anew() -> None:
     """The lengths of a call are part of its signature: captured tensors are compared with each."""
     described = {"score": "s + f[k]", "inputs": {"f": ("fp32", ("kv_len",))}, "storage": "packed", "kernel": "naive"}
     spec = attngen.define(dtype="bf16", head_dim=16, **described)
-    kernel = OnGpu(attngen.compile(spec, device=RepeatingDevice(checked=False)))
+    kernel = Runtime(attngen.compile(spec, device=RepeatingDevice(checked=False)), repeats=True)
     q, begins, f = torch.randn(6, 2, 16).bfloat16(), torch.tensor([0, 3, 6], dtype=torch.int32), torch.randn(3)
     for _ in range(2):
         kernel((q, q, q, begins, begins, f), (3, 3))
@@ -118,7 +130,9 @@ def test_a_repeated_call_has_the_layout_of_the_first(shape: tuple[int, ...], mon
     monkeypatch.setattr(runtime, "runtimes", runtimes := {})
     for module in (operator, front):
         monkeypatch.setattr(module, "runtimes", runtimes)
-    monkeypatch.setattr(operator, "runtime", lambda text, device: runtimes.setdefault((text, device), OnGpu(compiled)))
+    monkeypatch.setattr(
+        operator, "runtime", lambda text, device: runtimes.setdefault((text, device), Runtime(compiled, repeats=True))
+    )
     layer = Attention(mask="causal", layout="bshd" if len(shape) == 4 else "bhsd")
     calls = []
     monkeypatch.setattr(front.Call, "run", lambda call, run=front.Call.run: calls.append(call) or run(call))
@@ -131,6 +145,37 @@ def test_a_repeated_call_has_the_layout_of_the_first(shape: tuple[int, ...], mon
             found.float(), expected.transpose(1, 2) if len(shape) == 4 else expected, atol=0.02, rtol=0.02
         )
     assert len(calls) == 1, "later calls repeat the first"
+
+
+ROWS = (torch.randn(1, 24, 2, 16).bfloat16(), torch.randn(1, 24, 2, 16).bfloat16())
+BEGINS = torch.tensor([0, 24], dtype=torch.int32)
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "attention": lambda q, k, **named: attention(*(t.transpose(1, 2) for t in (q, k, k)), **named),
+    "flash_attn_func": lambda q, k, **named: flash_attn_func(q, k, k, **named),
+    "flash_attn_varlen_func": lambda q, k, **named: flash_attn_varlen_func(q[0], k[0], k[0], BEGINS, BEGINS, 24, 24, **named),
+    "flash_attn_with_kvcache": lambda q, k, return_lse=False: flash_attn_with_kvcache(
+        q, k, k, cache_seqlens=BEGINS[1:], return_softmax_lse=return_lse
+    ),
+    "Attention.decode": lambda q, k, return_lse=False: DECODERS[return_lse].decode(q, k, k),
+}
+DECODERS = [Attention(return_lse=returns, layout="bshd") for returns in (False, True)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_repeated_function_returns_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With lse and without: launches have no output for what nobody wants."""
+    for module in (runtime, operator, front):
+        monkeypatch.setattr(module, "runtimes", {} if module is runtime else runtime.runtimes)
+    device = RepeatingDevice(checked=False, arch="sm_80")
+    monkeypatch.setattr(runtime, "compile_later", lambda spec, _: attngen.compile(spec, device=device))
+    monkeypatch.setattr(runtime, "Runtime", lambda compiled: Runtime(compiled, repeats=True))
+    runs = []
+    monkeypatch.setattr(front.Call, "run", lambda call, run=front.Call.run: runs.append(call) or run(call))
+    for named in ({}, {"return_lse": True}):
+        first, again = (FUNCTIONS[name](*ROWS, **named) for _ in range(2))
+        torch.testing.assert_close(again, first, atol=0, rtol=0)
+        assert isinstance(first, tuple) == bool(named)
+    assert len(runs) == 2, "second calls repeat the first ones"
 
 
 def test_outputs_of_the_caller_are_written_and_checked() -> None:
@@ -186,12 +231,12 @@ def test_a_repeated_backward_plans_and_checks_nothing(schedule: str, monkeypatch
     )
     compiled = attngen.compile(spec, device=RepeatingDevice(checked=False, arch="sm_80"))
     text = fixed_text(spec, None)
-    monkeypatch.setattr(runtime, "runtimes", {(text, torch.device("cpu")): OnGpu(compiled)})
-    monkeypatch.setattr(backward, "_repeats", runtime.Remembered())
+    monkeypatch.setattr(runtime, "runtimes", {(text, torch.device("cpu")): Runtime(compiled, repeats=True)})
+    monkeypatch.setattr(backward, "_calls", Remembered())
     for attempt in range(3):
         if attempt:
-            monkeypatch.setattr(OnGpu, "bind", None)
-            monkeypatch.setattr(backward, "first", None)
+            monkeypatch.setattr(Runtime, "bind", None)
+            monkeypatch.setattr(backward, "_checked", None)
         q, k, v = (t.requires_grad_() for t in problem())
         slopes = torch.tensor([0.5, 0.25], requires_grad=True)
         output, _ = attention_operator(q, k, v, text, [slopes])

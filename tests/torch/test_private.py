@@ -16,7 +16,7 @@ import attngen  # noqa: E402
 from attngen.torch import private  # noqa: E402
 
 PACKAGE = Path(attngen.__file__).parent
-OWN = {"SingleLevelFunction", "constant_to_dynamo", "functions_of", "items_as_indices", "remove"}
+OWN = {"SingleLevelFunction", "before_dynamo", "constant_to_dynamo", "functions_of", "items_as_indices", "remove"}
 A, B = "a", "b"  # stand for tensors and functions
 # What attngen passes, for interfaces whose parameters Python knows.
 PASSED: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
@@ -160,6 +160,12 @@ def test_what_is_imported_late_exists() -> None:
     assert body is None
     assert fake is not None
     assert private.functions_of(torch.ops.aten.add.Tensor) == (None, None)
+
+
+def test_the_function_that_dynamo_wrapped_is_found() -> None:
+    assert private.before_dynamo(torch.compiler.disable(_sees_jit)) is _sees_jit
+    assert private.before_dynamo(torch.compile(_sees_jit)) is _sees_jit
+    assert private.before_dynamo(_sees_jit) is None
 
 
 def test_a_missing_interface_is_named() -> None:
