@@ -170,7 +170,7 @@ class CompiledAttention(Compiled):
         dtypes = {tensor.argument: (tensor.dtype,) for tensor in self.source.tensors}
         return {name: view(array, name, dtypes.get(name, DTYPES)) for name, array in arrays.items()}, params
 
-    def math(self, q: Any, k: Any, v: Any, **named: Any) -> Any:
+    def math(self, q: Any, k: Any, v: Any = None, **named: Any) -> Any:
         """The same attention, computed by torch's own operations: for torch tensors on any device, in fp64 too. It is
         differentiable any number of times and in forward mode, also with respect to float params, which may be tensors. Memory
         grows with q_len * kv_len. Shapes and results are those of a call. Storage must be dense. Raises ArgumentError."""

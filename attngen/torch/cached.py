@@ -58,10 +58,11 @@ def attended(
     place: Place,
     reader: Reader,
     as_dense: bool = False,
+    v_in_k: bool = False,
 ) -> Any:
     """What `reader` makes of the cache after `new`, keys and values or None twice, was appended; all are [batch, length,
-    heads, size]. `as_dense`, keys are copied from pages, and values that no sequence has are 0. Raises ArgumentError before it
-    writes."""
+    heads, size]. `as_dense`, keys are copied from pages, and values that no sequence has are 0. `v_in_k`: values are a part of
+    keys. Raises ArgumentError before it writes."""
     k, v = new
     is_compiling = torch.compiler.is_compiling()
     if is_compiling or autocasts():
@@ -85,7 +86,11 @@ def attended(
         if k is None:  # rows of Q alone are rotated
             k, v = (q.new_empty((q.shape[0], 0, *cache.shape[2:])) for cache in (keys, values))
         append = _appended_to_copies if keys.shape[3] % 8 or values.shape[3] % 8 else appended
-        used, q = append(q, k, v, keys, values, used, pages, NO_TURN if turn is None else turn)
+        if v_in_k:  # rows of K are written once, in two parts; nothing is turned
+            (part, rest), (first, last) = (rows.split((rows.shape[3] - 8, 8), 3) for rows in (k, keys))
+            used, _ = append(q[..., :-8], part, rest, first, last, used, pages, NO_TURN)
+        else:
+            used, q = append(q, k, v, keys, values, used, pages, NO_TURN if turn is None else turn)
     if as_dense:
         return reader.attention(_dense(q, keys, values, pages, used, place.cache_leftpad))
     return reader.attention(_stored(q, keys, values, pages, used, longest, place))

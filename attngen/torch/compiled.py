@@ -42,14 +42,15 @@ class TorchFunction:
         self,
         q: Tensor,
         k: Tensor,
-        v: Tensor,
+        v: Tensor | None,
         named: Mapping[str, Any],
         out: Tensor | None,
         lse: Tensor | None,
         stream: int | None,
     ) -> Any:
         """O, or (O, lse), as `CompiledAttention` says. Raises ArgumentError."""
-        k, v = tensor("k", k), tensor("v", v)
+        k = tensor("k", k)
+        v = tensor("v", self._spec.values_of(k, v))
         named = self._arguments.with_state(named, self._device)
         if out is not None or lse is not None or stream is not None:
             result = self._into((q, k, v), named, out, lse, stream)
@@ -62,9 +63,11 @@ class TorchFunction:
         check_tensors(q=q, k=k, v=v)
         return Call((*follow_autocast(q, k, v, self._dtype), self._text, *self._arguments.lists(named, self._captures)))
 
-    def math(self, q: Tensor, k: Tensor, v: Tensor, named: Mapping[str, Any]) -> Any:
+    def math(self, q: Tensor, k: Tensor, v: Tensor | None, named: Mapping[str, Any]) -> Any:
         """O, or (O, lse), by torch's own operations. Raises ArgumentError."""
-        check_tensors(q=q, k=k, v=v)
+        check_tensors(q=q, k=k)
+        v = self._spec.values_of(k, v)
+        check_tensors(v=v)
         named = self._arguments.with_state(named, q.device)
         result = by_torch(q, k, v, self._text, *self._arguments.with_tensors(named, self._captures))
         return result if self._returns_lse else result[0]

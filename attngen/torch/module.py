@@ -89,8 +89,8 @@ class Attention(torch.nn.Module):
 
     `dropout`, or a spec's own that is a number, drops weights in training and none after `.eval()`, as torch's layers do.
 
-    forward(q, k, v, attn_mask=None, **named) takes captured inputs and params by name; see `attngen.torch.attention` for the
-    rest.
+    forward(q, k, v=None, attn_mask=None, **named) takes captured inputs and params by name; see `attngen.torch.attention` for
+    the rest.
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class Attention(torch.nn.Module):
         if precision != "highest":
             given["precision"] = precision
         self._dtype: torch.dtype | None = None  # the type that a spec states
+        self._spec: AttentionSpec | None = None  # if it says that V is a part of K
         self._dropout = dropout
         self._front = Front()
         self._forms: tuple[Form, ...] = ()  # in evaluation and in training; none: torch's attention
@@ -153,6 +154,7 @@ class Attention(torch.nn.Module):
         spec = replace(spec, lse=self._return_lse)
         check(spec)
         self._dtype = getattr(torch, spec.dtype.torch)
+        self._spec = None if spec.values is None else spec
         self._enable_gqa = True  # the tensors' heads are checked against the spec's
         specs = (without_dropout(spec) if isinstance(spec.dropout, Const) else spec, spec)
         evaluation, training = (fixed_text(one, schedule_of(self._mode)) for one in specs)
@@ -189,8 +191,13 @@ class Attention(torch.nn.Module):
         else:
             self.register_buffer(name, as_tensor(array))
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **named: Any) -> Any:
-        """O, or (O, lse); see `attngen.torch.attention`."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor | None = None, attn_mask: Tensor | None = None, **named: Any) -> Any:
+        """O, or (O, lse); see `attngen.torch.attention`. `v` is left out if a spec says that it is a part of k."""
+        if self._spec is not None:
+            check_tensors(k=k)
+            v = self._spec.values_of(k, v)
+        if v is None:
+            raise ArgumentError("`v` was not given")
         if attn_mask is not None:
             check_tensors(q=q, attn_mask=attn_mask)
         if not self._forms:
@@ -234,7 +241,7 @@ class Attention(torch.nn.Module):
         self,
         q: Tensor,
         k_cache: Tensor,
-        v_cache: Tensor,
+        v_cache: Tensor | None = None,
         k: Tensor | None = None,
         v: Tensor | None = None,
         *,
@@ -262,6 +269,14 @@ class Attention(torch.nn.Module):
         Lengths are read on the device: a CUDA graph replays with others. No gradients. Raises ArgumentError; with mode "math",
         DiagnosticError for an index of the spec that depends on the length of a sequence, unless it is clamped.
         """
+        if self._spec is not None:
+            check_tensors(k_cache=k_cache)
+            v_cache = self._spec.values_of(k_cache, v_cache)
+            v = v if k is None else self._spec.values_of(k, v)
+            if self._spec.rotary is not None:
+                raise ArgumentError("a cache whose values are a part of keys has no `rotary`: rotate q and k before the call")
+        if v_cache is None:
+            raise ArgumentError("`v_cache` was not given")
         form = self._forms[0] if self._forms else None
         decoding = NO_INPUTS if form is None else form.decoding
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
@@ -277,7 +292,7 @@ class Attention(torch.nn.Module):
             attention = partial(self._attend_cache, form, captured, inputs, ints, floats)
             reader = Reader(attention, self._front, inputs, (tuple(ints), tuple(floats)))
             turn, as_dense = decoding.turn(inputs), self._mode == "math"
-            result = attended(rows, k_cache, v_cache, new, turn, place, reader, as_dense)
+            result = attended(rows, k_cache, v_cache, new, turn, place, reader, as_dense, self._spec is not None)
         return results(result, q, self._layout, self._return_lse)
 
     def _attend_cache(
