@@ -116,12 +116,9 @@ class Trial:
         """The same with other values."""
         return self.having(draw=replace(self.setting.draw, **changes))
 
-    def is_same_problem(self, other: Trial) -> bool:
-        """Whether the results are the same: trials may differ in how a kernel is launched."""
-        return self._problem == other._problem
-
     @property
-    def _problem(self) -> tuple[Any, ...]:
+    def problem_key(self) -> tuple[Any, ...]:
+        """Equal if the results are the same: trials may differ in how a kernel is launched."""
         setting = self.setting
         return self.shape, self.params, self.seed, setting.draw, setting.spoils, setting.lengths
 
