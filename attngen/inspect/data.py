@@ -20,7 +20,7 @@ from attngen.inspect.conditions import tile_text
 from attngen.inspect.launch_work import LaunchWork
 from attngen.inspect.machine_text import spec_lines
 from attngen.inspect.occupancy import kernel_resources
-from attngen.inspect.work import Array, launch_roofline, roofline
+from attngen.inspect.work import Array, roofline
 from attngen.language import Loaded
 from attngen.plan import Plan
 from attngen.plan.block_map import KIND_NAMES, count_kinds
@@ -56,6 +56,14 @@ def spec_data(spec: AttentionSpec) -> dict[str, Any]:
         "kv_heads": spec.kv_heads,
         "inputs": [{"name": i.name, "dtype": i.dtype.name, "dims": list(i.dims)} for i in spec.inputs],
         "params": [{"name": p.name, "type": str(p.type), "default": p.default} for p in spec.params],
+        **statements(spec),
+        "kernel": asdict(spec.kernel),
+    }
+
+
+def statements(spec: AttentionSpec) -> dict[str, str | bool | None]:
+    """The statements of a spec about scores and weights; None: it has none."""
+    return {
         "scale": expression_to_text(spec.scale),
         "mask": None if spec.mask is None else expression_to_text(spec.mask),
         "score": expression_to_text(spec.score),
@@ -66,7 +74,6 @@ def spec_data(spec: AttentionSpec) -> dict[str, Any]:
         "v_scale": None if spec.v_scale is None else expression_to_text(spec.v_scale),
         "lse": spec.lse,
         "precision": spec.precision,
-        "kernel": asdict(spec.kernel),
     }
 
 
@@ -135,7 +142,7 @@ def explain_data(call: Call, source: Program) -> dict[str, Any]:
 
 
 def _launch_data(spec: AttentionSpec, plan: Plan, launch: LaunchWork) -> dict[str, Any]:
-    roof = launch_roofline(spec, plan, launch)
+    roof = roofline(spec, plan, launch)
     return {**asdict(launch), "microseconds": roof.microseconds, "by_memory": roof.by_memory}
 
 

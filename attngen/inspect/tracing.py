@@ -21,7 +21,7 @@ from attngen.plan import Plan
 from attngen.plan.facts import DETERMINISTIC
 from attngen.reference.gradients import sample_loss
 from attngen.reference.numpy_oracle import numpy_attention
-from attngen.reference.problems import Sample, Shape, sample
+from attngen.reference.problems import Shape, sample
 from attngen.reference.stored import stored, stored_sizes
 from attngen.spec.attention import AttentionSpec
 
@@ -111,7 +111,8 @@ def _traced(
         compiled = compile_text(spec, plan, device, text)
         start = perf_counter()
         if isinstance(compiled, CompiledBackward):
-            run_backward(compiled, _backward_inputs(compiled, problem, params), values_of(spec, params))
+            forward, loss = numpy_attention(spec, problem, params), sample_loss(spec, problem)
+            run_backward(compiled, backward_inputs(spec, plan, problem, loss, forward), values_of(spec, params))
         else:
             named: dict[str, Any] = {**stored(spec, problem), **params}
             compiled(**named)
@@ -130,12 +131,6 @@ def _traced(
             layouts(compiled.source, compiled.plan, sizes),
             perf_counter() - start,
         )
-
-
-def _backward_inputs(compiled: CompiledBackward, problem: Sample, params: Mapping[str, int | float]) -> dict[str, Any]:
-    spec = compiled.spec
-    forward = numpy_attention(spec, problem, params)
-    return backward_inputs(spec, compiled.plan, problem, sample_loss(spec, problem), forward)
 
 
 def totals(counters: Counters, sites: Sequence[AccessSite]) -> Totals:

@@ -186,8 +186,8 @@ class _Search:
 
     def _cover(self, trials: Sequence[Trial]) -> None:
         """Adds those problems, one after another, in which most occurs for their time."""
-        cases = [(trial, self._case(trial)) for trial in trials]
-        found = [(trial, {*self._occurring(case, trial)}, seconds(case)) for trial, case in cases]
+        occurring = [(trial, goals) for trial in trials if (goals := {*self._occurring(trial)})]
+        found = [(trial, goals, self._seconds(trial)) for trial, goals in occurring]
         for trial, goals, time in found:
             if time > AIMED_LIMIT:
                 for one in goals:
@@ -198,17 +198,6 @@ class _Search:
             if not goals & {*self.aimed}:
                 return
             self._add(best)
-
-    def _take_cheap(self, trial: Trial) -> None:
-        """Adds a problem if something occurs in it that has not yet, and if it is cheap."""
-        case = self._case(trial)
-        if not (found := self._occurring(case, trial)):
-            return
-        if seconds(case) <= AIMED_LIMIT:
-            self._add(trial)
-            return
-        for one in found:
-            self.dear.setdefault(one, trial)
 
     def _aimed_at(self, aim: Aim) -> Trial | None:
         """The problem of an aim with the usual params and values; None if its call is refused."""
@@ -228,23 +217,22 @@ class _Search:
         for scores, trial in self.possible.steep(usual):
             wanted = [goal for goal in self.aimed if goal.scores == scores]
             if wanted and any(goal.occurs(self._case(trial)) for goal in wanted):
-                self._take_cheap(trial)
+                self._cover([trial])
 
     def _take_varied(self, usual: Trial) -> None:
         for variants in (self.possible.by_params, self.possible.by_extremes, self.possible.by_integers):
             for one in variants(usual):
                 if any(goal.by_values for goal in self.aimed) and (possible := self.possible.with_sizes(one)) is not None:
-                    self._take_cheap(possible)
+                    self._cover([possible])
 
     def _add(self, trial: Trial) -> None:
         self.trials.append(trial)
-        case = self._case(trial)
-        for one in self._occurring(case, trial):
+        for one in self._occurring(trial):
             del self.aimed[one]
             self.dear.pop(one, None)
 
-    def _occurring(self, case: Case, trial: Trial) -> list[Circumstance]:
-        draw = trial.setting.draw
+    def _occurring(self, trial: Trial) -> list[Circumstance]:
+        case, draw = self._case(trial), trial.setting.draw
         scores = draw.scores if draw.scores != "random" else "steep" if draw.magnitude != 1 else None
         return [one for one in self.aimed if one.scores in (None, scores) and one.occurs(case)]
 

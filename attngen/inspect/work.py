@@ -11,7 +11,7 @@ import numpy as np
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.launch_work import LaunchWork, launches
 from attngen.plan import Plan
-from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles, exact_integers, extents, pairs_in
+from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles, exact_integers, extents, pairs_in, pairs_visited
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.products import operations_of_a_pair
 from attngen.reference.definition import Problem, allowed_rows
@@ -203,11 +203,7 @@ def _allowed(spec: AttentionSpec, problem: Sample, names: Mapping[str, int | flo
 
 def _visited(plan: Plan, q_len: int, kv_len: int, kinds: Array | None, rows: int, whole: bool = False) -> int:
     """Pairs of the tiles of `rows` that are not empty; `whole`: keys past the end too."""
-    if kinds is None:
-        return q_len * kv_len
-    visited = kinds != EMPTY
-    keys = np.full(visited.shape[1], plan.block_kv) if whole else extents(kv_len, plan.block_kv)
-    return pairs_in(visited, extents(q_len, rows), keys)
+    return q_len * kv_len if kinds is None else pairs_visited(kinds, (q_len, kv_len), (rows, plan.block_kv), whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,17 +223,10 @@ class Roofline:
         return self.peak / self.bandwidth
 
 
-def roofline(spec: AttentionSpec, plan: Plan, cost: Work) -> Roofline:
-    """The roofline of `cost` on the plan's architecture, by the rates of its `gpu`."""
-    return _roofline(spec, plan, cost.operations, cost.least_bytes)
-
-
-def launch_roofline(spec: AttentionSpec, plan: Plan, launch: LaunchWork) -> Roofline:
-    """The same of one launch of a backward, for all that it computes."""
-    return _roofline(spec, plan, launch.computed, launch.bytes)
-
-
-def _roofline(spec: AttentionSpec, plan: Plan, operations: int, least_bytes: int) -> Roofline:
+def roofline(spec: AttentionSpec, plan: Plan, cost: Work | LaunchWork) -> Roofline:
+    """The roofline of a call on the plan's architecture, by the rates of its `gpu`; of one launch of a backward for all that it
+    computes."""
+    operations, least_bytes = (cost.operations, cost.least_bytes) if isinstance(cost, Work) else (cost.computed, cost.bytes)
     units, peak = _peak(spec, plan)
     bandwidth, intensity = plan.arch.bandwidth_tb_s * 1e12, operations / max(least_bytes, 1)
     seconds = max(operations / peak, least_bytes / bandwidth)

@@ -85,6 +85,12 @@ def pairs_in(chosen: Array, rows: Array, keys: Array) -> int:
     return int(rows @ of_rows)
 
 
+def pairs_visited(kinds: Array, lengths: tuple[int, int], tile: tuple[int, int], whole: bool = False) -> int:
+    """The number of pairs in tiles that are not EMPTY; `lengths` and `tile`: rows and keys. `whole`: keys past the end too."""
+    keys = np.full(kinds.shape[1], tile[1]) if whole else extents(lengths[1], tile[1])
+    return pairs_in(kinds != EMPTY, extents(lengths[0], tile[0]), keys)
+
+
 def count_kinds(kinds: Array) -> dict[str, int]:
     """The number of tiles of each kind, by its name."""
     return {name: int((kinds == kind).sum()) for kind, name in KIND_NAMES.items()}
