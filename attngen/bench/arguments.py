@@ -52,7 +52,6 @@ def arguments(
     inputs: Tensors,
     params: Mapping[str, int | float],
 ) -> Arguments:
-    """Those of a forward."""
     qkv, places = in_storage(spec, qkv)
     named = NamedArguments(spec)
     captured, ints, floats = unpacked(named.lists({**places, **inputs, **params}, {}))

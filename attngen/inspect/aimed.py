@@ -134,7 +134,6 @@ def _sequences(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
 
 
 def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
-    """Problems of certain values."""
     rows, keys = tile
     if is_broadcast(spec) and not plan.written_pairs:
         yield Aim(Shape(2, 4, 2, 2 * FEW, 2 * FEW), Setting(Draw(broadcast=True)), varied=False)

@@ -29,7 +29,6 @@ class Call:
 
     @property
     def numbers(self) -> dict[str, int | float]:
-        """Every param."""
         return {**defaults(self.spec), **self.params}
 
     @property
@@ -51,5 +50,4 @@ class Call:
         return tile_kinds(self.plan, self.problem, self.names, rows=rows)
 
     def work(self) -> Work:
-        """See `attngen.inspect.work.work`."""
         return work(self.spec, self.plan, self.problem, self.names)

@@ -32,7 +32,6 @@ MOST_OF_MAP = 2**22  # tiles: more are counted and not listed
 
 
 def tree_data(nodes: Sequence[Any]) -> list[dict[str, Any]]:
-    """The syntax tree: each node with its children."""
     return [
         {
             "kind": n.kind,
@@ -95,7 +94,6 @@ def plan_data(plan: Plan) -> dict[str, Any]:
 
 
 def loops_data(spec: AttentionSpec, plan: Plan, source: Program) -> list[dict[str, Any]]:
-    """The loop nest, from the outside in."""
     nest = ((p, p.loop) for p in loop_nest(spec, plan, source))
     return [
         {"line": p.line, "depth": p.depth, "name": one.name, "range": one.range, "run_by": one.role, "memory": one.memory}
@@ -104,7 +102,6 @@ def loops_data(spec: AttentionSpec, plan: Plan, source: Program) -> list[dict[st
 
 
 def cuda_data(source: Program) -> dict[str, Any]:
-    """The generated text and its manifest."""
     manifest: dict[str, Any] = json.loads(to_manifest(source))
     return {"text": source.text, "manifest": manifest}
 

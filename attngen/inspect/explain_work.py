@@ -42,7 +42,6 @@ def explain_work(call: Call) -> str:
 
 
 def _wrapped(text: str, title: str) -> list[str]:
-    """Lines of text beside their title."""
     return wrap(text, WIDTH, initial_indent=title, subsequent_indent=" " * len(title))
 
 

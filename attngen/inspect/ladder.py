@@ -98,7 +98,6 @@ def planned_rotary() -> list[tuple[AttentionSpec, Plan]]:
 def program(
     spec_name: str, schedule: ScheduleName, arch: str, direction: Direction = "forward", comments: Comments = "brief"
 ) -> Program:
-    """A file of a shipped spec."""
     return emit(*planned(spec_name, schedule, arch, direction), comments)
 
 

@@ -40,8 +40,6 @@ TOO_FEW = "Insufficient registers"  # what ptxas says if an instruction takes mo
 
 
 class Cell(NamedTuple):
-    """A number of the table."""
-
     family: Family
     keys: int
 

@@ -134,7 +134,6 @@ def _traced(
 
 
 def totals(counters: Counters, sites: Sequence[AccessSite]) -> Totals:
-    """The totals of a call."""
     products = [(match, n) for op, n in counters.instructions.items() if (match := _PRODUCT.match(op))]
     warp_wide = [(int(m[2]) * int(m[3]) * int(m[4]), n // (WARPGROUP if m[1] else LANES)) for m, n in products]
     lanes = [s for s in sites if s.counts_lanes]

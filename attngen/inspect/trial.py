@@ -101,8 +101,6 @@ NOTHING_SPECIAL = Setting()
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One problem of a check."""
-
     shape: Shape
     params: Mapping[str, int | float]
     seed: int = 0

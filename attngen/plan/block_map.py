@@ -92,7 +92,6 @@ def pairs_visited(kinds: Array, lengths: tuple[int, int], tile: tuple[int, int],
 
 
 def count_kinds(kinds: Array) -> dict[str, int]:
-    """The number of tiles of each kind, by its name."""
     return {name: int((kinds == kind).sum()) for kind, name in KIND_NAMES.items()}
 
 

@@ -50,7 +50,6 @@ class TermSum:
 
     @property
     def name(self) -> str:
-        """The workspace's name."""
         return f"{self.place}_of_{self.captured}{self.number or ''}"
 
 

@@ -242,7 +242,6 @@ class Plan:
         return self.facts.wanted
 
     def wants(self, *names: str) -> bool:
-        """Whether one of these gradients is wanted."""
         return any(n in self.wanted for n in names)
 
     @property

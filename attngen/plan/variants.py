@@ -56,7 +56,6 @@ SPECS: dict[Variant, tuple[str, ...]] = {
 
 
 def variant(facts: SpecFacts) -> Variant:
-    """The variant of a spec."""
     if facts.spec.dropout is None:
         return without_dropout(facts)
     return "dropout" if without_dropout(facts) in ("plain", "keys") else "dropout,more"

@@ -42,8 +42,6 @@ POSSIBLE = tuple(Tile(MMA_ROWS, kv, stages, warps) for kv in (64, 32, 16) for st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan(mma.MmaPlan):
-    """The choices of this schedule beside its tile."""
-
     splits: Splits  # how many blocks the keys of a tile of rows are split over
     copies: Copies
     early: bool = choice("launch", {True: ("programmatic dependent launch", WHY_EARLY)})  # a kernel starts while another runs
@@ -54,7 +52,6 @@ class DecodePlan(mma.MmaPlan):
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
-    """Why this schedule cannot run the spec on `arch`; empty if it can."""
     if facts.spec.dropout is not None:
         return "it has no dropout, which is for training, and training reads rows in blocks"
     return mma.lacks(facts.spec, arch)
@@ -72,7 +69,6 @@ def why_not_tma(spec: AttentionSpec) -> str:
 
 
 def copies_of(spec: AttentionSpec, arch: Arch) -> Copies:
-    """How K and V are copied."""
     return "tma" if arch.has(Feature.TMA, Feature.MBARRIER) and not why_not_tma(spec) else "cp_async"
 
 
@@ -156,7 +152,6 @@ def possible_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The preferred tile that fits; see the decisions for its reasons."""
     spec = facts.spec
     if reason := why_not(facts, arch):
         raise refusal("kernel", f"kernel decode on {arch.name}", reason, "use kernel fused")
@@ -170,7 +165,6 @@ def of_family(schedule: Schedule, family: Family, facts: SpecFacts, arch: Arch, 
 
 
 def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> Plan:
-    """The plan of a tile that fits."""
     spec = facts.spec
     numbers = operands(spec)
     alone = arch.shared_per_sm // 2 - arch.shared_reserved + ALIGN  # bytes of shared memory: a second block would not fit an SM
@@ -222,7 +216,6 @@ def copies_decisions(spec: AttentionSpec, arch: Arch) -> Iterator[Decision]:
 
 
 def splits_of(spec: AttentionSpec, tile: Tile) -> Splits:
-    """The rule for the number of splits."""
     if spec.kernel.batch_invariant:
         return Splits(tile.block_q, INVARIANT_KEYS, 0)
     return Splits(tile.block_q, tile.warps * tile.block_kv, BLOCKS)

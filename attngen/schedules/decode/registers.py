@@ -29,7 +29,6 @@ FAMILIES = tuple(
 
 
 def room(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_registers: bool) -> Counted:
-    """Whether registers suffice."""
     kernel, size = _as_spilled(facts, arch, tile, copies, q_in_registers), counted_head_size(facts, q_in_registers)
     if tile.block_kv <= SMALLEST_KEYS:
         return Counted(LARGEST_HEAD, size)

@@ -140,7 +140,6 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 
 def _most_sums(spec: AttentionSpec) -> int:
-    """Registers of a thread for dK and dV."""
     return SPLIT_SUMS if operands(spec).split else SUMS
 
 
@@ -161,7 +160,6 @@ def _divides(spec: AttentionSpec, tile: Tile) -> bool:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch, fitting_tiles: tuple[Tile, ...]) -> Plan:
-    """The preferred tile that fits, of those that a KernelRequest allows; see the decisions for its reasons."""
     spec = facts.spec
     tile = pick_tile(spec, arch, fitting_tiles, fitting_tiles, lambda t: cost(facts, t))
     added = dq_part(spec, tile, 4 if arch.has(Feature.RED_V4) else 1)

@@ -61,7 +61,6 @@ WHY_TWO_KERNELS = (
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
-    """Why this schedule cannot compute the gradients on `arch`; empty if it can."""
     lacking = lacks(facts.spec, arch)
     if not lacking and not tiles(facts, arch):
         smallest = POSSIBLE[-1]
@@ -148,7 +147,6 @@ def apart_by_registers(facts: SpecFacts, tile: Tile) -> bool:
 
 @remembered
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    """The tiles that fit, the preferred first."""
     if backward_additions.adds(facts, arch):
         return backward_additions.tiles(facts, arch)
     fit = fitting(arch, POSSIBLE, lambda t: cost(facts, t, apart=True))
@@ -164,7 +162,6 @@ def _order(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[bool, int, int, in
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The preferred tile that fits, of those that a KernelRequest allows; see the decisions for its reasons."""
     spec = facts.spec
     fitting_tiles = tiles(facts, arch)
     if not fitting_tiles:

@@ -36,7 +36,6 @@ WHOSE = {
 def buffers(
     facts: SpecFacts, tile: Tile, output_slabs: int = 1, ones: bool = False, pair_slots: int = 0
 ) -> tuple[SharedBuffer, ...]:
-    """The shared memory of a block."""
     spec = facts.spec
     t, q, kv, stages, groups = spec.dtype.name, tile.block_q, tile.block_kv, tile.stages, consumers(tile)
     d, dv, own = slabs(spec.head_dim), slabs(spec.head_dim_v), facts.staged
@@ -139,7 +138,6 @@ def register_split(facts: SpecFacts, tile: Tile) -> tuple[int, int]:
 
 
 def q_registers(spec: AttentionSpec) -> int:
-    """Registers that the fragments of Q take."""
     return -(-spec.head_dim // 16) * 4
 
 

@@ -37,8 +37,6 @@ Registers = tuple[int, int]  # per thread of the producer, and of a consumer
 
 @dataclass(frozen=True, slots=True)
 class HopperBackwardPlan(Own):
-    """The choices of this schedule beside its tile."""
-
     dq: Dq  # who adds up dQ
     consumers: int  # warpgroups that multiply
     split_products: bool  # consumers of the kernel of keys: each its own sum for the same 64 keys, else each its own 64 keys
@@ -57,12 +55,10 @@ class HopperBackwardPlan(Own):
 
     @property
     def held(self) -> int:
-        """The rows that a block holds."""
         return self.consumers * WARPGROUP_ROWS
 
     @property
     def held_keys(self) -> int:
-        """The keys that a block holds."""
         return WARPGROUP_ROWS if self.split_products else self.held
 
 
@@ -158,7 +154,6 @@ def keys_in_registers(facts: SpecFacts) -> bool:
 
 
 def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
-    """The kernels that the wanted gradients need, in launch order."""
     needed = {
         "delta": facts.spec.normalize == "softmax",
         "special_rows": facts.spec.normalize != "softmax" and clears_special(facts.spec) and "k" in facts.wanted,
@@ -176,7 +171,6 @@ def may_be_grouped(spec: AttentionSpec) -> bool:
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
-    """Why this schedule cannot compute the gradients on `arch`; empty if it can."""
     assert facts.gradient is not None
     reason = wgmma.why_not(facts, arch)
     if reason:
@@ -313,7 +307,6 @@ WORKSPACES = {"row_numbers": OF_ROWS, "dq_sums": {"convert_dq"}, "part_sums": {"
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The only tile there is, with as many stages as fit, or as a KernelRequest states."""
     reason = why_not(facts, arch)
     if reason:
         raise refusal("kernel", f"kernel hopper of these gradients on {arch.name}", reason, "use kernel fused, or auto")

@@ -46,6 +46,5 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
 
 
 def facts_gradients(plan: Plan) -> tuple[CapturedGradient, ...]:
-    """The captured gradients that are wanted."""
     assert plan.facts.gradient is not None
     return tuple(one for one in plan.facts.gradient.captured if plan.wants(one.name))
