@@ -55,8 +55,7 @@ class TermSum:
 
 def term_sums(facts: SpecFacts, diagonals: bool = False) -> tuple[TermSum, ...]:
     """The workspaces of the captured gradients that are wanted; `diagonals`: a block adds up those of its tiles."""
-    assert facts.gradient is not None
-    return tuple(s for one in facts.gradient.captured if one.name in facts.wanted for s in _of_one(one, diagonals))
+    return tuple(s for one in facts.captured_gradients for s in _of_one(one, diagonals))
 
 
 def _of_one(gradient: CapturedGradient, diagonals: bool) -> list[TermSum]:

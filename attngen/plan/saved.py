@@ -41,12 +41,10 @@ def _shows_rounding(facts: SpecFacts) -> bool:
     Those of a sink and of a bias of all pairs, in the type of O, do not: they are sums with one term for each row, or for each
     pair, and are rounded to that type.
     """
-    assert facts.gradient is not None
     types = {one.name: one.dtype for one in facts.spec.inputs}
     return any(
         not (c.source == "sink" or one.access == "pair") or types.get(one.name) != facts.spec.dtype
-        for one in facts.gradient.captured
-        if one.name in facts.wanted
+        for one in facts.captured_gradients
         for c in one.contributions
     )
 

@@ -122,16 +122,10 @@ WORDS = (
         (backward, lambda plan: plan.schedule.on_tensor_cores, classifies),
         lambda case: any(map(_reads_a_second_word, (*case.row_blocks, *case.key_blocks))),
         "each block visits the same tiles of each 32"),
-    Circumstance(
-        "several_rounds",
-        "a block of few rows, one with a key after those that its threads read at once",
-        (lambda plan: not plan.schedule.is_fused,),
-        lambda case: (
-            case.q_len < FEW_ROWS  # many rows of so many keys take long
-            and bool(case.allowed(0, 0)[:, ROUND * case.plan.threads :].any())
-        ),
-        "a few rows have no key so far to the right",
-    ),
+    Circumstance("several_rounds", "a block of few rows, one with a key after those that its threads read at once",
+        (lambda plan: not plan.schedule.is_fused,),  # many rows of so many keys take long
+        lambda case: case.q_len < FEW_ROWS and bool(case.allowed(0, 0)[:, ROUND * case.plan.threads :].any()),
+        "a few rows have no key so far to the right"),
 )  # fmt: skip
 
 # --- work tiles of persistent blocks
