@@ -34,8 +34,7 @@ GROUP = 4  # query heads that share keys
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """The sizes and the setting of a problem. `varied`: other values of params and captured tensors may make more of it;
-    `steep`: so may large scores."""
+    """A problem's sizes and setting. `varied`: other params and captured values may help; `steep`: so may large scores."""
 
     shape: Shape
     setting: Setting = NOTHING_SPECIAL

@@ -23,8 +23,7 @@ Array = np.ndarray[Any, Any]
 
 
 def backward_inputs(spec: AttentionSpec, plan: Plan, problem: Sample, loss: Loss, forward: Reference) -> dict[str, Array]:
-    """The arrays of a call by the names of the program's arguments; what the plan reads of the forward's results is taken from
-    `forward`, in float64, and rounded."""
+    """The arrays of a call by the names of its arguments; what the plan reads of `forward`, in float64, is rounded."""
     v = problem.v if spec.values is None else spec.values_of(problem.k, None)
     arrays = {"q": problem.q, "k": problem.k, "v": v, **problem.inputs, "dout": loss.dout}
     if loss.dlse is not None:

@@ -152,8 +152,7 @@ T, R = TypeVar("T"), TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A kernel that is compiled, from `text` if it is given, and run on problems. If it fails, the job `instead`, which has all
-    heads, decides on the same problems."""
+    """A kernel that is compiled, from `text` if given, and run. If it fails, `instead`, which has all heads, decides."""
 
     kernel: Kernel
     spec: AttentionSpec
@@ -211,8 +210,7 @@ class _Choice:
 
 
 class _Beside(Generic[R]):
-    """What `function` returns for each item, one after another, computed by threads that nobody waits for: a command that is
-    interrupted ends at once."""
+    """What `function` returns for each item, in turn, by threads that nobody waits for: an interrupted command ends at once."""
 
     def __init__(self, name: str, function: Callable[[T], R], items: Sequence[T], threads: int = 1) -> None:
         self.futures = [Future[R]() for _ in items]
@@ -308,8 +306,7 @@ class _Running:
 
 
 def _final_result(job: _Job, compiled_by: Callable[[], tuple[Made, float]], progress: Progress) -> Checked:
-    """The result of a job; if it fails, that of the job in its place on the problems that failed, or on all if a finding of the
-    device ended it."""
+    """A job's result; if it fails, that of its `instead` on the problems that failed, or on all after a device's finding."""
     failing = job.chosen.trials
     try:
         found = _result(job, compiled_by, progress)

@@ -244,8 +244,7 @@ class _Search:
         return self._cases[key][1]
 
     def _wrong_bounds(self, trial: Trial, seen: set[str]) -> set[str]:
-        """The changes of the plan's bounds, other than those in `seen`, with which the problem has a result that a check
-        reports."""
+        """The changes of the plan's bounds, but those in `seen`, with which a check of the problem would fail."""
         case = self._case(trial)
         corners = {(0, 0), (case.sizes["batch"] - 1, case.sizes["q_heads"] - 1)}
         allowed = {head: case.allowed(*head) for head in corners}

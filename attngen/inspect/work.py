@@ -224,8 +224,7 @@ class Roofline:
 
 
 def roofline(spec: AttentionSpec, plan: Plan, cost: Work | LaunchWork) -> Roofline:
-    """The roofline of a call on the plan's architecture, by the rates of its `gpu`; of one launch of a backward for all that it
-    computes."""
+    """The roofline of a call, by the rates of the architecture's GPU; of a launch of a backward, for all that it computes."""
     operations, least_bytes = (cost.operations, cost.least_bytes) if isinstance(cost, Work) else (cost.computed, cost.bytes)
     units, peak = _peak(spec, plan)
     bandwidth, intensity = plan.arch.bandwidth_tb_s * 1e12, operations / max(least_bytes, 1)

@@ -47,8 +47,7 @@ CLOSED_FORMS = ("begin", "end", "full_begin", "full_end")
 
 
 def changed_bounds(bounds: MaskBounds) -> Iterator[tuple[str, MaskBounds]]:
-    """Each bound as one of its operands, one more and one less, and at the ends of the keys; tests per tile always true, or
-    without an operand."""
+    """Each bound as one of its operands, one more or less, or an end of the keys; tests always true, or without an operand."""
     for name in CLOSED_FORMS:
         form = getattr(bounds, name)
         if form is None:

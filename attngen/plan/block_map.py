@@ -77,8 +77,7 @@ def extents(length: int, block: int) -> Array:
 
 
 def pairs_in(chosen: Array, rows: Array, keys: Array) -> int:
-    """The number of pairs in the chosen tiles [blocks of rows, tiles of keys]. `rows` and `keys` are extents: of all but the
-    last the same."""
+    """The pairs in chosen tiles [blocks of rows, tiles of keys]; `rows`, `keys`: extents, of all but the last the same."""
     if not chosen.size:
         return 0
     of_rows = np.count_nonzero(chosen, axis=1) * keys[0] - chosen[:, -1] * (keys[0] - keys[-1])

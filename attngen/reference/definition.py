@@ -72,15 +72,13 @@ class Problem:
 
 
 def allowed_rows(problem: Problem, b: int, h: int, rows: slice, keys: Any = None) -> Any:
-    """The mask of one head, for a block of query rows: [rows, kv_len], or a shape that broadcasts to it; for the indices `keys`
-    alone if given."""
+    """The mask of one head, for a block of query rows, of all keys or `keys`: [rows, keys], or what broadcasts to it."""
     assert problem.spec.mask is not None
     return evaluate(problem.spec.mask, *surroundings(problem, b, h, rows, keys))
 
 
 def surroundings(problem: Problem, b: int, h: int, rows: slice, keys: Any = None) -> tuple[dict[str, Any], Any, Any, Any]:
-    """The arguments of `evaluate` for a block of rows and all keys, or the indices `keys`: values of names, reader of inputs,
-    namespace, literals."""
+    """The arguments of `evaluate` for a block of rows and all keys, or `keys`: names, reader of inputs, namespace, literals."""
     sizes = problem.sizes
     numbers = {**sizes, **problem.params, "b": b, "h": h}
     names: dict[str, Any] = {name: _number(problem, value) for name, value in numbers.items()}
@@ -112,8 +110,7 @@ def key_rows(problem: Problem, b: int, h: int) -> Any:
 
 
 def angles(problem: Problem, b: int, rows: slice | None = None) -> tuple[Any, Any]:
-    """The cosines and sines [length, rotary_dim / 2] of a block of query rows, or of all keys. Outside of its table, a position
-    has the nearest row of it."""
+    """The cosines and sines [length, rotary_dim / 2] of query rows, or of all keys; outside its table, of the nearest row."""
     rotary = problem.spec.rotary
     assert rotary is not None
     names, *rest = surroundings(problem, b, 0, rows or slice(0, 1))

@@ -183,8 +183,7 @@ def captured_sinks(spec: AttentionSpec) -> tuple[str, ...]:
 
 
 def broadcast_dims(spec: AttentionSpec) -> tuple[str, ...]:
-    """The dimensions along which captured tensors may have one element of several, of batch and heads: not those whose size the
-    spec states."""
+    """The dimensions of batch and heads, if the spec leaves them open, along which captured tensors may have one element."""
     return ("batch", "q_heads", "kv_heads") if spec.q_heads is None else ("batch",)
 
 

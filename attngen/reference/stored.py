@@ -100,8 +100,7 @@ Layout = Literal["rows", "base", "columns", "heads"]
 
 
 def with_layout(array: Array, layout: Layout) -> Array:
-    """The same array in other memory: its rows, its heads, or its base alone, are not aligned to more than an element; or its
-    columns are not neighbours."""
+    """The same array in other memory: rows, heads or the base are aligned to an element alone, or columns lie apart."""
     if layout == "heads":
         return _with_odd_heads(array)
     *outer, size = array.shape

@@ -41,8 +41,7 @@ def request_of(plan: Plan) -> KernelRequest:
 
 
 def alternatives(planned: Plan) -> dict[KernelRequest, Plan]:
-    """The plan of each point of the space of choices of `planned`'s schedule that fits: of its spec, direction and gradients,
-    `planned` first."""
+    """The plan of each choice that fits, of the schedule, spec and gradients of `planned`, which comes first."""
     facts, arch = planned.facts, planned.arch
     found = candidates(facts.spec, arch, planned.keyword, facts.wanted, facts.deterministic)
     requests = dict.fromkeys((request_of(planned), *found))

@@ -22,8 +22,7 @@ BY_LANE = ("load", "store", "atomic", "cp.async")
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The threads whose steps are recorded: `threads` of block `block` (linear indices), at most `limit` steps each per
-    launch."""
+    """The threads whose steps are recorded: `threads` of `block` (linear), at most `limit` steps each per launch."""
 
     block: int = 0
     threads: tuple[int, ...] = (0,)
@@ -112,8 +111,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One call: its sites in order of first execution, and the watched steps, ordered by kernel, phase and warp, with the lanes
-    of a warp in lockstep."""
+    """A call's sites by first execution, and the watched steps by kernel, phase and warp, its lanes in lockstep."""
 
     sites: tuple[AccessSite, ...]
     steps: tuple[Step, ...]

@@ -234,8 +234,7 @@ def _reads_lse(plan: Plan) -> bool:
 
 
 def _has_low_ends(case: Case) -> bool:
-    """Whether the last block of rows and the last tile of keys are not full, and scores are so far below 0 that exp(0 - lse)
-    overflows."""
+    """Whether the last block of rows and tile of keys are not full, and scores so low that exp(0 - lse) overflows."""
     ragged = case.q_len % case.tile[0] and case.kv_len % case.tile[1]
     return bool(ragged) and bool((case.row_maxima < -OVERFLOW).all() and np.isfinite(case.row_maxima[-1]))
 

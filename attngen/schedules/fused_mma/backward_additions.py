@@ -128,8 +128,7 @@ def shared_bytes(facts: SpecFacts, tile: Tile) -> int:
 
 @remembered
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    """The tiles that fit, the preferred first: many keys, so that little is added to dQ; enough warps on an SM; the next tile
-    copied in the background."""
+    """The tiles that fit: first those of many keys, which add little to dQ, with enough warps on an SM, and two stages."""
     fit = fitting(arch, [t for t in POSSIBLE if _divides(facts.spec, t)], lambda t: cost(facts, t))
 
     def order(tile: Tile) -> tuple[int, int, int, int]:

@@ -64,8 +64,7 @@ def buffers(
 
 
 def own_tiles(facts: SpecFacts, tile: Tile) -> bool:
-    """Whether a consumer may have fewer tiles than its block: the mask bounds the keys of a row, and a tile has fewer keys than
-    a block has rows."""
+    """Whether a consumer may have fewer tiles than its block: the mask bounds a row's keys, of which tiles have few."""
     bounds = facts.bounds
     read = names_in(*(e for e in (bounds.begin, bounds.end, bounds.full_begin, bounds.full_end) if e is not None))
     by_row = not bounds.uniform and ROWS.tile.name not in read  # ranges of captured vectors are those of whole blocks

@@ -81,8 +81,7 @@ VISIT_WORDS = 2  # what tells a tile to visit: the tile, and its head
 
 
 def dq_of(facts: SpecFacts) -> Dq:
-    """Who adds up dQ: a kernel of its own; or blocks that hold keys, in global memory, if its last bits may differ between
-    runs and their sums and scores fit the registers."""
+    """Who adds up dQ: a kernel of its own; or blocks that hold keys, if its last bits may differ and registers suffice."""
     if "q" not in facts.wanted:
         return ""
     spec = facts.spec
@@ -113,8 +112,7 @@ def staged(facts: SpecFacts) -> Staged:
 
 
 def pair_slots(facts: SpecFacts) -> int:
-    """The tiles of these elements: consumers that do not wait for each other need two, if tiles have 64 rows: others leave no
-    room."""
+    """The tiles of these elements: two if consumers do not wait for each other; with more than 64 rows, there is no room."""
     return len(staged(facts).pairs) * (2 if rows_of(facts) == WARPGROUP_ROWS else 1)
 
 
@@ -146,8 +144,7 @@ def rows_of(facts: SpecFacts) -> int:
 
 
 def keys_in_registers(facts: SpecFacts) -> bool:
-    """Whether the keys and values that a block holds are operands in registers: there are enough for head sizes of one slab and
-    tiles of 64 rows, without random bits."""
+    """Whether keys and values that a block holds stay in registers: with heads of one slab, 64 rows, no random bits."""
     spec = facts.spec
     narrow = max(spec.head_dim, spec.head_dim_v) <= SLAB and spec.dropout is None
     return "k" in facts.wanted and narrow and rows_of(facts) == WARPGROUP_ROWS
@@ -225,8 +222,7 @@ def value_stages(facts: SpecFacts, arch: Arch, stages: int) -> int:
 
 
 def buffers_of_keys(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
-    """The shared memory of a block of the kernel of keys whose products are split. A sum goes out over the operand that its
-    consumer alone reads."""
+    """The shared memory of a block of keys with split products. A sum goes out over the operand of its consumer alone."""
     spec, rows = facts.spec, WARPGROUP_ROWS
     d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
     numbers = (stages, row_numbers(facts), rows)
