@@ -21,17 +21,13 @@ from attngen.spec.dtypes import DTYPES, from_storage
 
 @dataclass(frozen=True, slots=True)
 class LaunchWork:
-    """One launch, batch 1, every head taken to be like head 0.
-
-    `computed` are the operations of its products over the pairs of the tiles that it visits, `bytes` those of its tensors, each
-    once; what it changes in place counts twice.
-    """
+    """One launch, batch 1, every head taken to be like head 0."""
 
     kernel: str  # without the name of the attention
     products: tuple[str, ...]
     visited_pairs: int
-    computed: int
-    bytes: int
+    computed: int  # operations of its products, over the pairs of the tiles that it visits
+    bytes: int  # of its tensors, each once; what it changes in place counts twice
 
 
 def launches(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, int | float]) -> Iterator[LaunchWork]:

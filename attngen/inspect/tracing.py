@@ -31,21 +31,19 @@ WARPGROUP = 128
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The totals of one call. Bytes count each access of each thread, before any cache; `sectors` the 32-byte sectors of global
-    memory that each execution by a warp touches; `barriers` completed barriers of blocks, warps or groups of warps; `mma`
-    instructions of warps or warpgroups; `fma` calls of fmaf by each thread."""
+    """The totals of one call. Bytes count each access of each thread, before any cache."""
 
     global_read: int
     global_written: int
-    sectors: int
+    sectors: int  # of 32 bytes of global memory, touched by each execution by a warp
     shared_read: int
     shared_written: int
     wavefronts: int
     conflicts: int
-    barriers: int
-    mma: int
+    barriers: int  # completed: of blocks, warps or groups of warps
+    mma: int  # instructions of warps or warpgroups
     mma_operations: int
-    fma: int
+    fma: int  # calls of fmaf by each thread
     idle_lanes: int
     lanes: int
 
@@ -57,15 +55,14 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTrace:
-    """The trace of one schedule. `read` and `written` are global bytes by tensor, `workspace` those written to workspaces;
-    `layouts` map bytes to elements."""
+    """The trace of one schedule."""
 
     schedule: str
     plan: Plan
     totals: Totals
-    read: Mapping[str, int]
+    read: Mapping[str, int]  # global bytes by tensor
     written: Mapping[str, int]
-    workspace: int
+    workspace: int  # bytes written to workspaces
     sites: tuple[AccessSite, ...]
     steps: tuple[Step, ...]
     layouts: Mapping[str, Layout]

@@ -129,19 +129,13 @@ def allowed_pairs(spec: AttentionSpec, problem: Sample, params: Mapping[str, int
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call of one schedule, batch 1, every head taken to be like head 0.
-
-    `operations` are those of the products that count (`attngen.plan.products`) over the pairs that the mask allows, `computed`
-    of all products over all pairs that are multiplied; `visited_pairs` are those of the launch that multiplies the most.
-    `least_bytes` is what the launches move if each touches each of its tensors once; of K and V, only tiles that some row
-    visits.
-    """
+    """One call of one schedule, batch 1, every head taken to be like head 0."""
 
     allowed_pairs: int
-    visited_pairs: int
-    operations: int
-    computed: int
-    least_bytes: int
+    visited_pairs: int  # of the launch that multiplies the most
+    operations: int  # of the products that count (`attngen.plan.products`), over the pairs that the mask allows
+    computed: int  # of all products, over all pairs that are multiplied
+    least_bytes: int  # if launches touch each of their tensors once; of K and V, only tiles that some row visits
     read: int | None  # by the instructions, before any cache; None of a backward
     written: int | None
     launches: tuple[LaunchWork, ...] = ()  # backward only

@@ -25,29 +25,25 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """One target of the compiler. Sizes in bytes; `shared_per_block` is the most dynamic shared memory a block may ask for, and
-    `shared_reserved` what the system takes of every block beside it.
-
-    The peak rates are those of one GPU of the architecture, `gpu`: `tensor_tflops` of dense matrix products with operands of 16
-    bits and sums in fp32, `fp32_tflops` of fused multiply-adds outside of the tensor cores, `bandwidth_tb_s` of its memory.
-    """
+    """One target of the compiler. Sizes are in bytes; the peak rates are those of one GPU of the architecture, `gpu`."""
 
     name: str
     what: str
-    shared_per_block: int
+    shared_per_block: int  # the most dynamic shared memory that a block may ask for
     shared_per_sm: int
     max_threads_per_sm: int
     max_blocks_per_sm: int
     gpu: str
-    tensor_tflops: float
-    fp32_tflops: float
-    bandwidth_tb_s: float
+    tensor_tflops: float  # of dense matrix products with operands of 16 bits and sums in fp32
+    fp32_tflops: float  # of fused multiply-adds outside of the tensor cores
+    bandwidth_tb_s: float  # of its memory
     features: frozenset[Feature]
     registers_per_sm: int = 65536
     max_registers_per_thread: int = 255
 
     @property
     def shared_reserved(self) -> int:
+        """What the system takes of every block beside its own."""
         return self.shared_per_sm - self.shared_per_block
 
     def has(self, *features: Feature) -> bool:

@@ -37,14 +37,11 @@ WORDS = 13  # per element that is summed without rounding (templates/primitives/
 
 @dataclass(frozen=True, slots=True)
 class TermSum:
-    """A workspace that holds what pairs add to one captured tensor or param, `captured`.
-
-    `reads` are the numbers of the contributions that add to it: all of one element, or, in words, all.
-    """
+    """A workspace that holds what pairs add to one captured tensor or param, `captured`."""
 
     captured: str
     place: Place
-    reads: tuple[int, ...]
+    reads: tuple[int, ...]  # the numbers of the contributions that add to it: all of one element, or, in words, all
     number: int = 0  # number of the workspace, if the tensor has several
     diagonals: bool = False  # words only: a term is the sum of a tile's diagonal, whose pairs read the same element
 
