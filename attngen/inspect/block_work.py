@@ -30,11 +30,10 @@ MULTIPROCESSORS = 2  # on the emulated device, if a problem states no number
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A block of rows and the kinds of all tiles of keys, in order; or a block of keys and the kinds of all tiles of rows, of
-    each query head that shares the keys. `parts` are the kinds for the consumers that have a range of tiles of their own."""
+    """A block of rows, or a block of keys, and what it does with tiles."""
 
-    kinds: Array
-    parts: tuple[Array, ...] = ()
+    kinds: Array  # of all tiles of keys, in order; or of all tiles of rows, of each query head that shares the keys
+    parts: tuple[Array, ...] = ()  # the same for the consumers that have a range of tiles of their own
 
     @cached_property
     def visited(self) -> tuple[int, ...]:

@@ -50,20 +50,19 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One schedule's result: `comparison` is that of its worst problem, `run_seconds` the sum. A wrong kernel may pass in what
-    is `not_exercised` by any problem. What is `absent` no problem has, because the mask does not allow it."""
+    """One schedule's result."""
 
     spec: str
     schedule: str
     template: str
     device: str
     arch: str
-    comparison: Comparison
+    comparison: Comparison  # of its worst problem
     compile_seconds: float
-    run_seconds: float
+    run_seconds: float  # of all problems
     problems: tuple[Tried, ...]
-    not_exercised: tuple[str, ...]
-    absent: tuple[str, ...] = ()
+    not_exercised: tuple[str, ...]  # by any problem: a wrong kernel may pass
+    absent: tuple[str, ...] = ()  # what no problem has, because the mask does not allow it
     direction: Direction = "forward"
 
     @property

@@ -39,12 +39,11 @@ FIXED = "the lengths are fixed: with others, more can happen to a block, which i
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The problems for one kernel, and what none of them exercises; `absent` are circumstances that none of the problems that
-    were tried has: the mask does not allow them."""
+    """The problems for one kernel."""
 
     trials: tuple[Trial, ...]
-    missed: tuple[str, ...]
-    absent: tuple[str, ...] = ()
+    missed: tuple[str, ...]  # what none of them exercises
+    absent: tuple[str, ...] = ()  # circumstances that no problem that was tried has: the mask does not allow them
 
 
 def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Problems | None = None) -> Chosen:

@@ -26,14 +26,11 @@ SPLIT_TERM = 2.4 * 1.2 * 2.0**-18
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Errors of matrix products: `seed` of their signs, and the relative error of each term of a sum over rows or keys.
+    """Errors of matrix products."""
 
-    Terms of all sums have SPLIT_TERM too if the spec's precision allows it. `shared`: what other seeds need too for the same
-    problem; None: nothing is kept.
-    """
-
-    seed: int
-    term: float = TERM
+    seed: int  # of their signs
+    term: float = TERM  # relative error of each term of a sum over rows or keys, beside SPLIT_TERM if the precision allows it
+    # what other seeds need too for the same problem; None: nothing is kept
     shared: dict[tuple[Any, ...], Any] | None = field(default=None, repr=False, compare=False)
 
     def kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
@@ -48,15 +45,12 @@ class Rounding:
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Arrays of one call, all of the namespace `xp`, numpy or a TorchNamespace: floats in the precision of the computation,
-    integers as int64.
-
-    q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, head_dim_v].
-    """
+    integers as int64."""
 
     spec: AttentionSpec
-    q: Any
-    k: Any
-    v: Any
+    q: Any  # [batch, q_heads, q_len, head_dim]
+    k: Any  # [batch, kv_heads, kv_len, head_dim]
+    v: Any  # [batch, kv_heads, kv_len, head_dim_v]
     inputs: Mapping[str, Any]
     params: Mapping[str, int | float]
     xp: Any

@@ -59,9 +59,8 @@ WHY_PAIRS = "a load of 4 bytes before Q K^T, in full tiles, if rows begin at mul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedMmaPlan(mma.MmaPlan):
-    copies_between_steps: bool = choice(
-        "copies", {True: ("between products", WHY_BETWEEN)}
-    )  # copies of a tile; else before the products
+    # copies of a tile; else before the products
+    copies_between_steps: bool = choice("copies", {True: ("between products", WHY_BETWEEN)})
     idle_copiers: bool = choice("copying threads", needs.WHY_IDLE)  # some threads copy nothing
     one_stage_because: str  # why there is one stage, if the reason is that there is no room for two
 

@@ -27,10 +27,8 @@ CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152), 4: (56, 104)}  # and classi
 KEPT_REGISTERS = 10  # for dropout: what a head's generator needs, and bytes of pairs
 DESCRIPTOR_REGISTERS = 4  # for the descriptor of Q in shared memory
 MOST_CONSUMERS = 4
-WHOSE = {
-    True: "Q holds now, and held before",
-    False: "are current, and were before",
-}  # by whether Q goes to registers at once
+# by whether Q goes to registers at once
+WHOSE = {True: "Q holds now, and held before", False: "are current, and were before"}
 
 
 def buffers(
