@@ -146,7 +146,8 @@ def check_exercised(
 
 
 Made = CompiledAttention | CompiledBackward
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)

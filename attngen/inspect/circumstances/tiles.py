@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from attngen.inspect.block_work import Block, Case
-from attngen.inspect.blocks import copies_by_tma
 from attngen.inspect.circumstances.row import AXES, Axis, Circumstance, backward, is_mixed, masked, tiled
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL
@@ -89,7 +88,7 @@ def _of_blocks(axis: Axis) -> Iterator[Circumstance]:
 
 def fills_of(plan: Plan) -> int:
     """How many times each stage of a ring is to be filled: twice; three times if mbarriers guard it, which have two phases."""
-    return 3 if copies_by_tma(plan) else 2
+    return 3 if plan.schedule.by_tma or plan.own.copies == "tma" else 2
 
 
 def _fills(case: Case, blocks: tuple[Block, ...]) -> int:

@@ -53,14 +53,6 @@ class HopperBackwardPlan(Own):
     dv_steps: int = 4  # a tile's products for dV that are issued before dP is awaited
     early_additions: int = 0  # additions per thread and tile of dQ that are issued between the products for dK
 
-    @property
-    def held(self) -> int:
-        return self.consumers * WARPGROUP_ROWS
-
-    @property
-    def held_keys(self) -> int:
-        return WARPGROUP_ROWS if self.split_products else self.held
-
 
 CONSUMERS = 2
 WARPS = 4 * (CONSUMERS + 1)
@@ -313,6 +305,8 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         kernels=kernels_of(facts),
         dq=dq_of(facts),
         consumers=CONSUMERS,
+        held=CONSUMERS * WARPGROUP_ROWS,
+        held_keys=WARPGROUP_ROWS if split else CONSUMERS * WARPGROUP_ROWS,
         split_products=split,
         value_stages=value_stages(facts, arch, tile.stages) if split else tile.stages,
         key_registers=register_split((max(sizes) if split else sum(sizes)) // 2),
