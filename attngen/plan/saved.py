@@ -10,6 +10,7 @@ from attngen.plan.facts import SpecFacts
 from attngen.spec.attention import AttentionSpec
 
 Delta = Literal["O and dO", "sums over keys", ""]  # what delta is computed from; the last: it is not needed
+Dq = Literal["own kernel", "additions", ""]  # who adds up dQ; the last: it is not wanted
 
 
 def needs_lse_rest(spec: AttentionSpec) -> bool:

@@ -43,6 +43,7 @@ from attngen.schedules.parts.mma import MMA_ROWS, chunk, lacks, operands
 
 SPLIT_PAIR_REGISTERS = 4  # per column of S and dP and row block: they stay in fp32 while they are multiplied
 PARTS = (32, 16)  # columns of S that may be multiplied at once
+MOST_REGISTERS = 255  # per thread, of each architecture
 BLOCKS = 2  # per SM, if shared memory allows it: one multiplies while the other waits
 # Blocks of as many keys as rows, so that ranges of captured vectors serve both kernels.
 POSSIBLE = tuple(
@@ -96,9 +97,9 @@ def _sums_of_terms(terms: tuple[TermSum, ...], blocks: int) -> int:
     return 2 * blocks * sum(t.place in ("rows", "keys") for t in terms)
 
 
-def part_of(facts: SpecFacts, tile: Tile, apart: bool, limit: int = 255) -> int:
+def part_of(facts: SpecFacts, tile: Tile, apart: bool) -> int:
     """The most columns that are multiplied at once; 0 if there is no room for any."""
-    fit = (part for part in PARTS if part <= tile.block_q and registers(facts, tile, part, apart) <= limit)
+    fit = (part for part in PARTS if part <= tile.block_q and registers(facts, tile, part, apart) <= MOST_REGISTERS)
     return next(fit, 0)
 
 

@@ -19,7 +19,7 @@ from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.own import Own
 from attngen.plan.plan import Decision, Plan, Schedule, origin_of, refusal
-from attngen.plan.saved import needs_lse_rest, saved_results
+from attngen.plan.saved import Dq, needs_lse_rest, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned
@@ -30,14 +30,13 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 from attngen.spec.operator import FLOAT_ONE
 
-Dq = Literal["own kernel", "additions", ""]  # the last: it is not wanted
 WHY_HELD = "operands of S and dP that stay for all tiles; from shared memory, each product would read them again"
 Registers = tuple[int, int]  # per thread of the producer, and of a consumer
 
 
 @dataclass(frozen=True, slots=True)
 class HopperBackwardPlan(Own):
-    dq: Dq  # who adds up dQ
+    dq: Dq
     consumers: int  # warpgroups that multiply
     split_products: bool  # consumers of the kernel of keys: each its own sum for the same 64 keys, else each its own 64 keys
     value_stages: int  # tiles of values in shared memory, of the kernel of rows; of all other tiles there are `Plan.stages`
