@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,13 +12,11 @@ from attngen.plan import Plan
 from attngen.reference.compare_gradients import gradient_dtype
 from attngen.reference.gradients import Loss
 from attngen.reference.numpy_oracle import Reference
-from attngen.reference.problems import Sample
+from attngen.reference.problems import Array, Sample
 from attngen.reference.stored import Layout, apart, begins_of, unpacked, with_layout, with_wrong_lengths
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import round_to_storage
 from attngen.spec.gradient import QKV, gradient_argument
-
-Array = np.ndarray[Any, Any]
 
 
 def backward_inputs(spec: AttentionSpec, plan: Plan, problem: Sample, loss: Loss, forward: Reference) -> dict[str, Array]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from attngen.inspect.work import Array, Work, tile_kinds, work
+from attngen.inspect.work import Work, tile_kinds, work
 from attngen.plan import Plan
-from attngen.reference.problems import Sample, Shape, without_values
+from attngen.reference.problems import Array, Sample, Shape, without_values
 from attngen.spec.attention import AttentionSpec
 
 

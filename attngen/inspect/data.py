@@ -20,11 +20,12 @@ from attngen.inspect.conditions import tile_text
 from attngen.inspect.launch_work import LaunchWork
 from attngen.inspect.machine_text import spec_lines
 from attngen.inspect.occupancy import kernel_resources
-from attngen.inspect.work import Array, roofline
+from attngen.inspect.work import roofline
 from attngen.language import Loaded
 from attngen.plan import Plan
 from attngen.plan.block_map import KIND_NAMES, count_kinds
 from attngen.plan.mask_bounds import MaskBounds
+from attngen.reference.problems import Array
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.print_attn import dtypes_to_text, expression_to_text, rotary_to_text
 

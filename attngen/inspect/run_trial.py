@@ -13,14 +13,14 @@ import numpy as np
 from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
 from attngen.emit.emitter import emit
-from attngen.inspect.backward import Array, backward_inputs, run_backward, run_sequences
+from attngen.inspect.backward import backward_inputs, run_backward, run_sequences
 from attngen.inspect.known import FEW_DRAWS, Known
 from attngen.inspect.trial import Trial
 from attngen.plan import Plan
 from attngen.plan.heads_in_l2 import HeadsInL2
 from attngen.reference.compare import Comparison, Wrong, compare
 from attngen.reference.compare_gradients import DRAWS, compare_gradients
-from attngen.reference.problems import Sample
+from attngen.reference.problems import Array, Sample
 from attngen.reference.stored import PAGE_SIZE, apart, dense, of_sequences, stored, with_layout, with_wrong_lengths
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
@@ -173,7 +173,7 @@ def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[A
     return (output, lse) if trial.setting.lengths else dense(compiled.spec, problem, output, lse)
 
 
-def _poisoned(q: Any, spec: AttentionSpec) -> Any:
+def _poisoned(q: Array, spec: AttentionSpec) -> Array:
     """An output full of NaN: an element that no thread writes then fails the comparison."""
     out = np.empty((*q.shape[:-1], spec.head_dim_v), spec.dtypes["o"].numpy)
     out.view(np.uint8)[...] = 0xFF

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,12 +14,11 @@ from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles, exact_i
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.products import operations_of_a_pair
 from attngen.reference.definition import Problem, allowed_rows
-from attngen.reference.problems import Sample
+from attngen.reference.problems import Array, Sample
 from attngen.schedules.parts.mma import operands
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 
-Array = np.ndarray[Any, Any]
 SCORE_BYTES = 4  # scores in memory are fp32
 MOST_TILES = 2**28  # at most so many are classified one by one, in some seconds
 OF_A_BLOCK = 2**13  # tiles that take as long as what is computed once for each block

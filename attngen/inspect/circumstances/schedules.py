@@ -26,7 +26,7 @@ from attngen.inspect.circumstances.values import OVERFLOW
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY
 from attngen.plan.mask_bounds import MaskBounds
-from attngen.reference.problems import Scores
+from attngen.reference.problems import Array, Scores
 
 OF_WORD = 32  # tiles, whose kinds are the bits of a word
 ROUND = 4  # elements of a row that a thread reads at once, at most
@@ -194,7 +194,7 @@ def _has_blocks(case: Case) -> bool:
 # --- keys and heads that are divided over blocks
 
 
-def _has_idle(tiles: Any) -> bool:
+def _has_idle(tiles: Array) -> bool:
     return bool(tiles.any()) and not tiles.all()
 
 
@@ -228,7 +228,7 @@ def _has_distant_keys(case: Case, splits: int) -> bool:
     """Whether a row of the first head has keys that lie so many splits apart, or more."""
     if case.splits <= splits:
         return False
-    has_keys: Any = case.of_tiles(case.allowed(0, 0), False)
+    has_keys = case.of_tiles(case.allowed(0, 0), False)
     last = len(has_keys) - 1 - has_keys[::-1].argmax(0)
     return bool((has_keys.any(0) & (last - has_keys.argmax(0) >= splits * case.plan.tile.warps)).any())
 
