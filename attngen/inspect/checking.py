@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock, Thread
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
@@ -199,7 +199,7 @@ class _Choice:
 
     def __init__(self, fixed: Fixed) -> None:
         self.fixed = fixed
-        self._before = dict[tuple[Any, ...], Chosen]()
+        self._before = dict[tuple[object, ...], Chosen]()
 
     def __call__(self, job: _Job) -> _Job:
         kernel = job.kernel

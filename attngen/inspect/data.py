@@ -22,6 +22,7 @@ from attngen.inspect.machine_text import spec_lines
 from attngen.inspect.occupancy import kernel_resources
 from attngen.inspect.work import roofline
 from attngen.language import Loaded
+from attngen.language.syntax import Node
 from attngen.plan import Plan
 from attngen.plan.block_map import KIND_NAMES, count_kinds
 from attngen.plan.mask_bounds import MaskBounds
@@ -32,7 +33,7 @@ from attngen.spec.print_attn import dtypes_to_text, expression_to_text, rotary_t
 MOST_OF_MAP = 2**22  # tiles: more are counted and not listed
 
 
-def tree_data(nodes: Sequence[Any]) -> list[dict[str, Any]]:
+def tree_data(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     return [
         {
             "kind": n.kind,

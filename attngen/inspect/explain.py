@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from textwrap import wrap
-from typing import Any
 
 from attngen.emit.comment_text import backward_equations
 from attngen.inspect.call import Call
 from attngen.inspect.conditions import conditions, tile_text
 from attngen.inspect.data import statements
+from attngen.language.syntax import Node
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL
 from attngen.plan.mask_bounds import MaskBounds
@@ -103,7 +103,7 @@ def describe_spec(spec: AttentionSpec) -> str:
     return "".join(f"{field:<11}{value}\n" for field, value in shown.items())
 
 
-def describe_tree(nodes: tuple[Any, ...], depth: int = 0) -> str:
+def describe_tree(nodes: tuple[Node, ...], depth: int = 0) -> str:
     """The syntax tree, one node a line."""
     lines = []
     for node in nodes:

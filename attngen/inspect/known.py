@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ class Known:
 
     def __init__(self, spec: AttentionSpec, trial: Trial, values: Sample | None = None) -> None:
         self.spec, self.trial, self.sample = spec, trial, values or trial.problem(spec)
-        self._gradients: dict[tuple[Any, ...], GradientTruth] = {}
+        self._gradients: dict[tuple[object, ...], GradientTruth] = {}
 
     @cached_property
     def of_lengths(self) -> dict[tuple[int, int], Known]:

@@ -105,7 +105,7 @@ class Trial:
         return self.having(draw=replace(self.setting.draw, **changes))
 
     @property
-    def problem_key(self) -> tuple[Any, ...]:
+    def problem_key(self) -> tuple[object, ...]:
         """Equal if the results are the same: trials may differ in how a kernel is launched."""
         setting = self.setting
         return self.shape, self.params, self.seed, setting.draw, setting.spoils, setting.lengths

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from attngen.inspect.aimed import BEYOND, Aim, aims
 from attngen.inspect.block_work import Case, seconds
@@ -91,7 +90,8 @@ class _Search:
         self.left |= dict.fromkeys(one for one in wanted if one in OF_PROBLEMS)
         self.aimed = dict.fromkeys(one for one in wanted if one not in OF_PROBLEMS)
         self.dear: dict[Circumstance, Trial] = {}  # by circumstance, the cheapest problem, which takes too long
-        self._cases: dict[tuple[Any, ...], tuple[Known, Case]] = {}  # by problem, which it keeps: keys are problems' identities
+        # By problem, which it keeps: keys are problems' identities
+        self._cases: dict[tuple[object, ...], tuple[Known, Case]] = {}
         self.trials: list[Trial] = []
 
     # --- shapes
