@@ -15,7 +15,7 @@ from attngen.reference.numpy_oracle import Reference
 from attngen.reference.problems import Array, Sample
 from attngen.reference.stored import Layout, apart, begins_of, unpacked, with_layout, with_wrong_lengths
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import round_to_storage
+from attngen.spec.dtypes import nans, round_to_storage
 from attngen.spec.gradient import QKV, gradient_argument
 
 
@@ -118,10 +118,8 @@ def _run(
 
 
 def _poisoned(compiled: CompiledBackward, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs full of NaN."""
-    outputs = {}
-    for name in compiled.plan.wanted:
-        shape = arrays[name].shape if name in arrays else ()
-        dtype = gradient_dtype(compiled.spec, name)
-        outputs[gradient_argument(name)] = np.array(round_to_storage(np.full(shape, np.nan, np.float32), dtype))
-    return outputs
+    """Outputs full of NaN; those of params are numbers."""
+    return {
+        gradient_argument(name): nans(arrays[name].shape if name in arrays else (), gradient_dtype(compiled.spec, name).numpy)
+        for name in compiled.plan.wanted
+    }

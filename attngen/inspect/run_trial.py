@@ -8,8 +8,6 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
 from attngen.emit.emitter import emit
@@ -22,7 +20,7 @@ from attngen.reference.compare import Comparison, Wrong, compare
 from attngen.reference.compare_gradients import DRAWS, compare_gradients
 from attngen.reference.problems import Array, Sample
 from attngen.reference.stored import PAGE_SIZE, apart, dense, of_sequences, stored, with_layout, with_wrong_lengths
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import nans
 from attngen.spec.gradient import QKV
 
 
@@ -157,7 +155,8 @@ def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[A
 
         arrays = {name: array if isinstance(array, int) else to_gpu(array) for name, array in arrays.items()}
     else:
-        arrays["out"] = _poisoned(arrays["q"], compiled.spec)
+        spec = compiled.spec  # an element of O that no thread writes fails the comparison
+        arrays["out"] = nans((*arrays["q"].shape[:-1], spec.head_dim_v), spec.dtypes["o"].numpy)
         if trial.setting.apart:
             arrays |= apart({name: arrays[name] for name in (*QKV, "out", *problem.inputs) if name in arrays})
         if trial.setting.laid_out:
@@ -171,10 +170,3 @@ def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[A
 
         output, lse = from_gpu(output), None if lse is None else from_gpu(lse)
     return (output, lse) if trial.setting.lengths else dense(compiled.spec, problem, output, lse)
-
-
-def _poisoned(q: Array, spec: AttentionSpec) -> Array:
-    """An output full of NaN: an element that no thread writes then fails the comparison."""
-    out = np.empty((*q.shape[:-1], spec.head_dim_v), spec.dtypes["o"].numpy)
-    out.view(np.uint8)[...] = 0xFF
-    return out
