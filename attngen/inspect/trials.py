@@ -185,7 +185,7 @@ class _Search:
 
     def _cover(self, trials: Sequence[Trial]) -> None:
         """Adds those problems, one after another, in which most occurs for their time."""
-        occurring = [(trial, goals) for trial in trials if (goals := {*self._occurring(trial)})]
+        occurring = [(trial, goals) for trial in trials if (goals := dict.fromkeys(self._occurring(trial)))]
         found = [(trial, goals, self._seconds(trial)) for trial, goals in occurring]
         for trial, goals, time in found:
             if time > AIMED_LIMIT:
@@ -193,8 +193,8 @@ class _Search:
                     self.dear.setdefault(one, trial)
         cheap = [one for one in found if one[2] <= AIMED_LIMIT]
         while cheap:
-            best, goals, _ = max(cheap, key=lambda one: len(one[1] & {*self.aimed}) / (one[2] + OVERHEAD))
-            if not goals & {*self.aimed}:
+            best, goals, _ = max(cheap, key=lambda one: len(one[1].keys() & self.aimed.keys()) / (one[2] + OVERHEAD))
+            if not goals.keys() & self.aimed.keys():
                 return
             self._add(best)
 
