@@ -52,7 +52,6 @@ def arguments(
     inputs: Tensors,
     params: Mapping[str, int | float],
 ) -> Arguments:
-    """Those of a forward."""
     qkv, places = in_storage(spec, qkv)
     named = NamedArguments(spec)
     captured, ints, floats = unpacked(named.lists({**places, **inputs, **params}, {}))
@@ -63,8 +62,7 @@ def arguments(
 def in_storage(
     spec: AttentionSpec, qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], dict[str, Any]]:
-    """Dense q, k and v as the storage of `spec` has them, and the other arguments of a call: sequences of one length, their
-    pages in random order."""
+    """Dense q, k, v as the storage of `spec` has them, and a call's other arguments; pages lie in random order."""
     kernel, (q, k, v) = spec.kernel, qkv
     batch, _, kv_len, _ = k.shape
     places: dict[str, Any] = {}

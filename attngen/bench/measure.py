@@ -62,8 +62,7 @@ class Rounds:
         return {name: median(one[name] for one in self.each) for name in sorted(self.each[0])}
 
     def ratio(self, name: str, to: str) -> float:
-        """The speed of `name` relative to `to`: the median of the ratios within each round. Clocks that change between rounds
-        do not affect it."""
+        """The speed of `name` relative to `to`: the median over rounds, so that clocks that change do not matter."""
         return median(one[to] / one[name] for one in self.each)
 
 

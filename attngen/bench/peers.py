@@ -39,8 +39,7 @@ Environment = Mapping[str, Any]
 def torch_peers(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, only: Collection[str] = tuple(BACKENDS)
 ) -> dict[str, Call]:
-    """The backends of scaled_dot_product_attention in `only` that support these tensors; none unless the spec is plain or
-    causal attention."""
+    """The backends in `only` that support these tensors; none unless the spec is plain or causal attention."""
     scale = _plain_scale(spec)
     if scale is None:
         return {}

@@ -187,8 +187,7 @@ def _backward(
     wanted: tuple[str, ...],
     progress: Callable[[str], None],
 ) -> _Subject:
-    """Every candidate, the programs of its parts beside its forward, has the same tensors and loss. A forward is no part of a
-    call."""
+    """Every candidate has the same tensors and loss. A forward is no part of a call."""
     given = arguments(spec, qkv, inputs, params).with_loss(spec)
     calls: dict[str, Callable[[], Any]] = {
         f"attngen {' + '.join(one.plan.keyword for one in parts)}": kernel_call(parts, forward, given)

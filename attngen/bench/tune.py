@@ -52,13 +52,12 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The finalists of a case, the fastest first, `of` so many candidates. `winner` is remembered for the `bucket`: it is the
-    planner's choice if no other is WORTH a kernel."""
+    """What was found for a case."""
 
-    tried: tuple[Tried, ...]
-    of: int
+    tried: tuple[Tried, ...]  # the finalists, the fastest first
+    of: int  # candidates
     bucket: Bucket
-    winner: Winner
+    winner: Winner  # remembered for the bucket: the planner's choice if no other is WORTH a kernel
     kept: bool
 
     def to_json(self) -> dict[str, Any]:

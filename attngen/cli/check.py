@@ -153,35 +153,32 @@ class _Devices:
     def __init__(self, gpu: Device | None, arch: str | None, thread_orders: int, fast: bool, debug: bool) -> None:
         self.gpu, self.arch, self.thread_orders, self.fast, self.debug = gpu, arch, thread_orders, fast, debug
 
-    def kernels(self, spec: AttentionSpec, kernel: str | None) -> list[tuple[str, Device]]:
-        """Each schedule with each of its devices: `kernel`, or all schedules that support the spec."""
+    def kernels(self, spec: AttentionSpec, kernel: str | None) -> list[Kernel]:
+        """Forwards: each schedule with each of its devices, `kernel`, or all schedules that support the spec."""
+        from attngen.inspect.checking import Kernel
+
         schedules = (kernel,) if kernel is not None else self._schedules(spec)
-        return [(schedule, device) for schedule in schedules for device in self._devices(spec, schedule)]
+        return [Kernel(schedule, device) for schedule in schedules for device in self._devices(spec, schedule)]
 
     def checked(self, spec: AttentionSpec, chosen: specs.Chosen) -> list[Kernel]:
         """What is checked: forwards, then backwards. A backward that a spec or a schedule has not is left out, unless it alone
         was asked for."""
-        from attngen.inspect.checking import Kernel
-
         kernels = self.kernels(spec, chosen.kernel)
-        found = [] if chosen.backward else [Kernel(*one) for one in kernels]
+        found = [] if chosen.backward else [*kernels]
         if chosen.backward is not False:
             found += self._backwards(spec, kernels, chosen.gradients, must=chosen.backward is True)
         return found
 
-    def _backwards(
-        self, spec: AttentionSpec, kernels: list[tuple[str, Device]], gradients: specs.Gradients, must: bool
-    ) -> list[Kernel]:
-        from attngen.inspect.checking import Kernel
+    def _backwards(self, spec: AttentionSpec, kernels: list[Kernel], gradients: specs.Gradients, must: bool) -> list[Kernel]:
         from attngen.inspect.prepare import plan_for
         from attngen.plan import PlanRefusal
         from attngen.spec.gradient import QKV, GradientError
 
         found = []
         refusal: Exception | None = None
-        for schedule, device in kernels:
+        for kernel in kernels:
             for wanted in (gradients.of(spec), *([] if gradients.wanted else [QKV])):  # all, or those that every backward has
-                one = Kernel(schedule, device, wanted, gradients.deterministic)
+                one = kernel._replace(wanted=wanted, deterministic=gradients.deterministic)
                 try:
                     plan_for(spec, *one)
                 except (PlanRefusal, GradientError) as error:
@@ -195,12 +192,11 @@ class _Devices:
 
     def _schedules(self, spec: AttentionSpec) -> Sequence[str]:
         from attngen.keywords import PORTABLE_SCHEDULES
-        from attngen.plan import PlanRefusal, find_arch
+        from attngen.plan import ARCHES, PlanRefusal
         from attngen.schedules import choose, schedules_for
 
         own = spec.kernel.schedule
-        arch = find_arch(self.arch or "sm_90a")
-        assert arch is not None
+        arch = ARCHES[self.arch or "sm_90a"]
         schedules = []
         for schedule in dict.fromkeys((*schedules_for(spec, arch), *((own,) if own != "auto" else ()))):
             if schedule not in PORTABLE_SCHEDULES and schedule != own:

@@ -39,18 +39,17 @@ CPU = Location("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ArrayView:
-    """One array: `strides` count elements; `owner` is the caller's array; `keep` keeps its memory alive if the owner does not;
-    `writable` is its library's flag."""
+    """One array of any library."""
 
     name: str
     pointer: int
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
     dtype: DType
     location: Location
-    owner: Any
-    writable: bool = True
-    keep: Any = None
+    owner: Any  # the caller's array
+    writable: bool = True  # its library's flag
+    keep: Any = None  # keeps its memory alive if the owner does not
 
 
 _BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}

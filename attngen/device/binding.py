@@ -72,8 +72,7 @@ def callers_tensors(program: Program) -> tuple[Tensor, ...]:
 def sizes_of(
     program: Program, device: Device, arrays: Mapping[str, ArrayView], longest: Lengths = NO_LENGTHS
 ) -> dict[str, int]:
-    """The sizes of a call on `device` with these inputs and outputs, by their arguments' names; see `measure`. Raises
-    ArgumentError."""
+    """The sizes of a call on `device` with these inputs and outputs, by name; see `measure`. Raises ArgumentError."""
     sizes = measure(program, arrays, longest)
     wanted = device.name if device.name.startswith("cuda") else "cpu"
     first = arrays[program.of_role("input")[0].key]

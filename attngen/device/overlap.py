@@ -82,9 +82,8 @@ class OverlapCheck:
 
     def __init__(self, arrays: Sequence[ArrayView], outputs: Sequence[int]) -> None:
         """`outputs` are the positions of outputs among `arrays`, the caller's."""
-        self._arrays = [
-            replace(array, owner=None, keep=None) for array in arrays
-        ]  # remembered calls must not keep arrays alive
+        # remembered calls must not keep arrays alive
+        self._arrays = [replace(array, owner=None, keep=None) for array in arrays]
         self._pairs = [(i, j) for i in outputs for j in range(len(arrays)) if j != i]
         self._ranges = [byte_range(array) for array in arrays]
         self._disjoint: set[tuple[int, int, int]] = set()  # (i, j, distance in bytes) of ranges that overlap, elements not

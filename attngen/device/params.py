@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.attention import AttentionSpec
@@ -42,8 +41,8 @@ def number_names(spec: AttentionSpec, kind: Type) -> tuple[str, ...]:
 
 
 def named_arguments(
-    inputs: Sequence[str], params: Declared, named: Mapping[str, Any], captures: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Number]]:
+    inputs: Sequence[str], params: Declared, named: Mapping[str, object], captures: Mapping[str, object]
+) -> tuple[list[object], dict[str, Number]]:
     """The inputs in order, from `captures` if a call does not name them, and every param's value.
 
     Raises ArgumentError for a name that is unknown, and for an input or a param that is missing or out of range.
@@ -58,7 +57,7 @@ def named_arguments(
     return [given[name] for name in inputs], check_params(params, named)
 
 
-def without_seed(inputs: Sequence[str], named: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[int, int] | None]:
+def without_seed(inputs: Sequence[str], named: Mapping[str, object]) -> tuple[Mapping[str, object], tuple[int, int] | None]:
     """The named arguments without `seed` and `offset`, and these two (the offset is 0 by default), if the call says a seed and
     the attention has dropout.
 
@@ -72,7 +71,7 @@ def without_seed(inputs: Sequence[str], named: Mapping[str, Any]) -> tuple[Mappi
     return rest, (signed("seed", named["seed"]), signed("offset", named.get("offset", 0)))
 
 
-def signed(name: str, number: Any) -> int:
+def signed(name: str, number: object) -> int:
     """A number of at most 64 bits as an int64 has it. Raises ArgumentError."""
     if isinstance(number, bool) or not isinstance(number, Integral):
         raise ArgumentTypeError(f"`{name}` is {number!r}; expected an int")
@@ -82,7 +81,7 @@ def signed(name: str, number: Any) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def check_params(declared: Declared, given: Mapping[str, Any]) -> dict[str, Number]:
+def check_params(declared: Declared, given: Mapping[str, object]) -> dict[str, Number]:
     """Every param's value: the given one, else its default.
 
     Raises ArgumentError for a param that is missing, of the wrong type or out of range.

@@ -49,16 +49,13 @@ class Launch:
 @dataclass(frozen=True, slots=True)
 class Memory:
     """The memory of a tensor that the launches may access: the smallest range with all elements of `array`, or a whole range
-    without one. The emulated device's checked mode reports accesses to anything else.
-
-    A counter is set to 0 before the first launch.
-    """
+    without one. The emulated device's checked mode reports accesses to anything else."""
 
     name: str
     pointer: int
     bytes: int
     writable: bool
-    counter: bool = False
+    counter: bool = False  # set to 0 before the first launch
     array: ArrayView | None = None
 
 

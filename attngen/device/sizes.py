@@ -93,8 +93,7 @@ def _axes(given: Iterable[Pair]) -> Iterator[tuple[ArrayView, int, Axis]]:
 
 
 def _state(array: ArrayView, position: int, axis: Axis, sizes: dict[str, int], origin: dict[str, str]) -> None:
-    """Adds the size that an array states along a dimension, if it is the first one. Raises ArgumentError for a size that no
-    array may have."""
+    """Adds the size that an array states along a dimension, if it is the first. Raises ArgumentError for one that cannot be."""
     size = array.shape[position]
     if isinstance(axis.size, OneMore):
         if not size:

@@ -19,18 +19,14 @@ class TensorMapError(ArgumentError):
 @dataclass(frozen=True, slots=True)
 class TensorMap:
     """A tensor in global memory and the box that one copy moves. The innermost dimension, which has stride 1, comes first.
-
-    `sizes` and `box` are in elements, `strides` in bytes, of all dimensions but the innermost. With `swizzled` a row of the box
-    is 128 bytes, and its eight chunks of 16 bytes are permuted by exclusive or with the row's number modulo 8.
-    Limits: CUDA driver API, cuTensorMapEncodeTiled. Raises TensorMapError if the tensor breaks one.
-    """
+    Limits: CUDA driver API, cuTensorMapEncodeTiled. Raises TensorMapError if the tensor breaks one."""
 
     tensor: str  # its name: the address is that of an argument
     dtype: str  # a name of `attngen.spec.dtypes.DTYPES`
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzled: bool = True
+    sizes: tuple[int, ...]  # in elements
+    strides: tuple[int, ...]  # in bytes, of all dimensions but the innermost
+    box: tuple[int, ...]  # in elements
+    swizzled: bool = True  # a row of the box is 128 bytes, its eight chunks permuted by xor with the number of the row mod 8
 
     def __post_init__(self) -> None:
         assert 1 <= len(self.sizes) <= MAX_RANK, self

@@ -34,8 +34,7 @@ GROUP = 4  # query heads that share keys
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """The sizes and the setting of a problem. `varied`: other values of params and captured tensors may make more of it;
-    `steep`: so may large scores."""
+    """A problem's sizes and setting. `varied`: other params and captured values may help; `steep`: so may large scores."""
 
     shape: Shape
     setting: Setting = NOTHING_SPECIAL
@@ -134,7 +133,6 @@ def _sequences(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterat
 
 
 def _of_values(spec: AttentionSpec, plan: Plan, tile: tuple[int, int], constants: Sequence[int]) -> Iterator[Aim]:
-    """Problems of certain values."""
     rows, keys = tile
     if is_broadcast(spec) and not plan.written_pairs:
         yield Aim(Shape(2, 4, 2, 2 * FEW, 2 * FEW), Setting(Draw(broadcast=True)), varied=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,18 +12,15 @@ from attngen.plan import Plan
 from attngen.reference.compare_gradients import gradient_dtype
 from attngen.reference.gradients import Loss
 from attngen.reference.numpy_oracle import Reference
-from attngen.reference.problems import Sample
+from attngen.reference.problems import Array, Sample
 from attngen.reference.stored import Layout, apart, begins_of, unpacked, with_layout, with_wrong_lengths
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import round_to_storage
+from attngen.spec.dtypes import nans, round_to_storage
 from attngen.spec.gradient import QKV, gradient_argument
-
-Array = np.ndarray[Any, Any]
 
 
 def backward_inputs(spec: AttentionSpec, plan: Plan, problem: Sample, loss: Loss, forward: Reference) -> dict[str, Array]:
-    """The arrays of a call by the names of the program's arguments; what the plan reads of the forward's results is taken from
-    `forward`, in float64, and rounded."""
+    """The arrays of a call by the names of its arguments; what the plan reads of `forward`, in float64, is rounded."""
     v = problem.v if spec.values is None else spec.values_of(problem.k, None)
     arrays = {"q": problem.q, "k": problem.k, "v": v, **problem.inputs, "dout": loss.dout}
     if loss.dlse is not None:
@@ -122,10 +118,8 @@ def _run(
 
 
 def _poisoned(compiled: CompiledBackward, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs full of NaN."""
-    outputs = {}
-    for name in compiled.plan.wanted:
-        shape = arrays[name].shape if name in arrays else ()
-        dtype = gradient_dtype(compiled.spec, name)
-        outputs[gradient_argument(name)] = np.array(round_to_storage(np.full(shape, np.nan, np.float32), dtype))
-    return outputs
+    """Outputs full of NaN; those of params are numbers."""
+    return {
+        gradient_argument(name): nans(arrays[name].shape if name in arrays else (), gradient_dtype(compiled.spec, name).numpy)
+        for name in compiled.plan.wanted
+    }

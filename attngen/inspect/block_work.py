@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -16,12 +15,11 @@ from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.definition import Problem, allowed_rows, score_rows
 from attngen.reference.numpy_oracle import numbers_of
-from attngen.reference.problems import Sample
+from attngen.reference.problems import Array, Sample
 from attngen.reference.stored import PAGE_SIZE
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 
-Array = np.ndarray[Any, Any]
 MOST_TILES = 8192  # at most so many are classified one by one
 MOST_PAIRS = 2**18  # at most so many have their score computed and their mask evaluated
 MOST_HEADS = 4  # up to so many, tiles of all are classified; with more, those of the first and the last
@@ -30,11 +28,10 @@ MULTIPROCESSORS = 2  # on the emulated device, if a problem states no number
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A block of rows and the kinds of all tiles of keys, in order; or a block of keys and the kinds of all tiles of rows, of
-    each query head that shares the keys. `parts` are the kinds for the consumers that have a range of tiles of their own."""
+    """A block of rows, or a block of keys, and what it does with tiles."""
 
-    kinds: Array
-    parts: tuple[Array, ...] = ()
+    kinds: Array  # of all tiles of keys, in order; or of all tiles of rows, of each query head that shares the keys
+    parts: tuple[Array, ...] = ()  # the same for the consumers that have a range of tiles of their own
 
     @cached_property
     def visited(self) -> tuple[int, ...]:
@@ -131,11 +128,11 @@ class Case:
 
     # --- tiles
 
-    def kinds(self, b: int, h: int, bounds: MaskBounds | None = None) -> Any:
+    def kinds(self, b: int, h: int, bounds: MaskBounds | None = None) -> Array:
         """The kinds of the tiles of one head, by the plan's bounds or by others: [blocks of rows, tiles of keys]."""
         return self._classified(bounds or self.plan.bounds, (self.rows_of_tile, self.tile[1]), b, h)
 
-    def _classified(self, bounds: MaskBounds, tile: tuple[int, int], b: int, h: int) -> Any:
+    def _classified(self, bounds: MaskBounds, tile: tuple[int, int], b: int, h: int) -> Array:
         names = {**self.sizes, **self.params, "b": b, "h": h}
         with np.errstate(all="ignore"):
             of_ranges = self.plan.block_q if self.plan.schedule.packs_heads else 0

@@ -30,7 +30,3 @@ def visits_keys(plan: Plan) -> bool:
 def visits_rows(plan: Plan) -> bool:
     """Whether a kernel of the plan has blocks of keys that visit tiles of rows."""
     return plan.schedule.visits_rows and any(kernel in OF_KEYS for kernel in plan.own.kernels)
-
-
-def copies_by_tma(plan: Plan) -> bool:
-    return plan.schedule.by_tma or plan.own.copies_by_tma

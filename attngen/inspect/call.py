@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from attngen.inspect.work import Array, Work, tile_kinds, work
+from attngen.inspect.work import Work, tile_kinds, work
 from attngen.plan import Plan
-from attngen.reference.problems import Sample, Shape, without_values
+from attngen.reference.problems import Array, Sample, Shape, without_values
 from attngen.spec.attention import AttentionSpec
 
 
@@ -29,7 +29,6 @@ class Call:
 
     @property
     def numbers(self) -> dict[str, int | float]:
-        """Every param."""
         return {**defaults(self.spec), **self.params}
 
     @property
@@ -51,5 +50,4 @@ class Call:
         return tile_kinds(self.plan, self.problem, self.names, rows=rows)
 
     def work(self) -> Work:
-        """See `attngen.inspect.work.work`."""
         return work(self.spec, self.plan, self.problem, self.names)

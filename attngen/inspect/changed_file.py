@@ -130,8 +130,7 @@ def _possible(
     schedule and then all. Those of a file that writes gradients are backwards."""
     for usual in (True, False) if target is None else (True,):
         for spec, schedule in product(specs, schedules):
-            arch = find_arch(default_arch(schedule))
-            assert arch is not None
+            arch = ARCHES[default_arch(schedule)]
             others = [other for other in ARCHES.values() if other != arch]
             for one in [target or arch] if usual else others:
                 wanted = contents.gradients(spec)

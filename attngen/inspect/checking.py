@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock, Thread
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
@@ -17,10 +17,10 @@ from attngen.device.emulated.findings import EmulationError
 from attngen.device.protocol import Device
 from attngen.inspect.block_work import MULTIPROCESSORS
 from attngen.inspect.few_heads import is_same_code, text_for, with_few_heads
-from attngen.inspect.known import Known, Problems
+from attngen.inspect.known import Problems
 from attngen.inspect.other_process import OtherProcess, can_fork
 from attngen.inspect.prepare import check_call, compile_text, plan_for
-from attngen.inspect.run_trial import Computed, GradientErrors, run_trial
+from attngen.inspect.run_trial import GradientErrors, run_trial
 from attngen.inspect.trial import Fixed, Trial
 from attngen.inspect.trials import Chosen, choose_trials
 from attngen.plan import Plan
@@ -50,20 +50,19 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One schedule's result: `comparison` is that of its worst problem, `run_seconds` the sum. A wrong kernel may pass in what
-    is `not_exercised` by any problem. What is `absent` no problem has, because the mask does not allow it."""
+    """One schedule's result."""
 
     spec: str
     schedule: str
     template: str
     device: str
     arch: str
-    comparison: Comparison
+    comparison: Comparison  # of its worst problem
     compile_seconds: float
-    run_seconds: float
+    run_seconds: float  # of all problems
     problems: tuple[Tried, ...]
-    not_exercised: tuple[str, ...]
-    absent: tuple[str, ...] = ()
+    not_exercised: tuple[str, ...]  # by any problem: a wrong kernel may pass
+    absent: tuple[str, ...] = ()  # what no problem has, because the mask does not allow it
     direction: Direction = "forward"
 
     @property
@@ -109,9 +108,7 @@ def check_spec(
     chosen = Chosen((Trial(shape, params, seed),), ())
     problems = Problems(spec)
     jobs = [_Job(kernel, spec, plan_for(spec, *kernel), text, problems, chosen) for kernel in kernels]
-    return _results(
-        _Beside("choose", lambda job: job, jobs), _Beside("compile", _Job.compiled, jobs, COMPILERS), lambda _: None, None
-    )
+    return _Running(_Beside("choose", lambda job: job, jobs), _compiling(jobs), lambda _: None).results()
 
 
 def check_exercised(
@@ -138,27 +135,24 @@ def check_exercised(
         jobs.append(job)
     is_emulated = all(not job.kernel.device.name.startswith("cuda") for job in jobs)
     other = OtherProcess(partial(_of_other, jobs)) if may_fork and is_emulated and len(jobs) > 1 and can_fork() else None
-    compiling, choosing = _Beside("compile", _Job.compiled, jobs, COMPILERS), _Beside("choose", _Choice(fixed), jobs)
+    running = _Running(_Beside("choose", _Choice(fixed), jobs), _compiling(jobs), progress, other)
     try:
         progress(f"choosing problems for {spec.name}, {jobs[0].kernel.schedule}")
-        choosing.futures[0].result()
-        return _results(choosing, compiling, progress, other)
+        running.choosing.futures[0].result()
     except BaseException:
-        choosing.cancel()
-        compiling.cancel()
-        if other is not None:
-            other.end()
+        running.end()
         raise
+    return running.results()
 
 
 Made = CompiledAttention | CompiledBackward
+T = TypeVar("T")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A kernel that is compiled, from `text` if it is given, and run on problems. If it fails, the job `instead`, which has all
-    heads, decides on the same problems."""
+    """A kernel that is compiled, from `text` if given, and run. If it fails, `instead`, which has all heads, decides."""
 
     kernel: Kernel
     spec: AttentionSpec
@@ -199,16 +193,13 @@ class _Job:
         start = perf_counter()
         return compile_text(self.spec, self.plan, self.kernel.device, self.text), perf_counter() - start
 
-    def knowns(self) -> list[Known]:
-        return [self.problems.known(trial) for trial in self.chosen.trials]
-
 
 class _Choice:
     """Chooses the problems of jobs; kernels of one schedule and one architecture have the same."""
 
     def __init__(self, fixed: Fixed) -> None:
         self.fixed = fixed
-        self._before = dict[tuple[Any, ...], Chosen]()
+        self._before = dict[tuple[object, ...], Chosen]()
 
     def __call__(self, job: _Job) -> _Job:
         kernel = job.kernel
@@ -219,15 +210,13 @@ class _Choice:
 
 
 class _Beside(Generic[R]):
-    """What `function` returns for each job, one after another, computed by threads that nobody waits for: a command that is
-    interrupted ends at once."""
+    """What `function` returns for each item, in turn, by threads that nobody waits for: an interrupted command ends at once."""
 
-    def __init__(self, name: str, function: Callable[[_Job], R], jobs: Sequence[_Job], threads: int = 1) -> None:
-        self.futures = [Future[R]() for _ in jobs]
-        self._function = function
-        self._waiting = iter([*zip(jobs, self.futures, strict=True)])
+    def __init__(self, name: str, function: Callable[[T], R], items: Sequence[T], threads: int = 1) -> None:
+        self.futures = [Future[R]() for _ in items]
+        self._waiting = iter([(partial(function, item), future) for item, future in zip(items, self.futures, strict=True)])
         self._lock = Lock()
-        for _ in range(min(threads, len(jobs))):
+        for _ in range(min(threads, len(items))):
             Thread(target=self._compute, name=f"attngen-{name}", daemon=True).start()
 
     def _compute(self) -> None:
@@ -236,19 +225,23 @@ class _Beside(Generic[R]):
                 waiting = next(self._waiting, None)
             if waiting is None:
                 return
-            job, future = waiting
+            compute, future = waiting
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                found = self._function(job)
+                found = compute()
             except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(found)
 
-    def cancel(self) -> None:
+    def close(self) -> None:
         for future in self.futures:
             future.cancel()
+
+
+def _compiling(jobs: Sequence[_Job]) -> _Beside[tuple[Made, float]]:
+    return _Beside("compile", _Job.compiled, jobs, COMPILERS)
 
 
 def _of_other(jobs: Sequence[_Job], given: tuple[int, Chosen, float]) -> Checked:
@@ -258,29 +251,40 @@ def _of_other(jobs: Sequence[_Job], given: tuple[int, Chosen, float]) -> Checked
     return _final_result(job, lambda: (job.compiled()[0], seconds), lambda _: None)
 
 
+@dataclass(slots=True)
 class _Running:
-    """The results of jobs, in their order: each job is run by this process or by the other one, whichever is free first."""
+    """The results of jobs, in their order: each job is run by this process or by the other one, whichever is free first.
+    Problems are chosen, kernels are compiled, and what they are compared with is computed, by other threads, while kernels
+    before them run."""
 
-    def __init__(
-        self, choosing: _Beside[_Job], compiling: _Beside[tuple[Made, float]], progress: Progress, other: OtherProcess | None
-    ) -> None:
-        self.choosing, self.compiling, self.progress = choosing, compiling, progress
-        self._results = [
-            Future[Checked | None]() for _ in choosing.futures
-        ]  # None: of a job that the other process could not do
-        self._waiting = iter(range(len(self._results)))
-        self._lock = Lock()
-        if other is not None:
-            Thread(target=self._give, args=(other,), name="attngen-other", daemon=True).start()
+    choosing: _Beside[_Job]
+    compiling: _Beside[tuple[Made, float]]
+    progress: Progress
+    other: OtherProcess | None = None
+    _waiting: Iterator[int] = field(init=False)
+    _lock: Lock = field(default_factory=Lock)
 
     def results(self) -> Iterator[Checked]:
-        for number, result in enumerate(self._results):
-            while not result.done() and (mine := self._next()) is not None:
-                try:
-                    self._results[mine].set_result(self._run(mine))
-                except Exception as error:
-                    self._results[mine].set_exception(error)
-            yield result.result() or self._run(number)
+        results = [Future[Checked | None]() for _ in self.choosing.futures]  # None: the other process could not do the job
+        self._waiting = iter(range(len(results)))
+        if self.other is not None:
+            Thread(target=self._give, args=(self.other, results), name="attngen-other", daemon=True).start()
+        try:
+            for number, result in enumerate(results):
+                while not result.done() and (mine := self._next()) is not None:
+                    try:
+                        results[mine].set_result(self._run(mine))
+                    except Exception as error:
+                        results[mine].set_exception(error)
+                yield result.result() or self._run(number)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        self.choosing.close()
+        self.compiling.close()
+        if self.other is not None:
+            self.other.end()
 
     def _next(self) -> int | None:
         with self._lock:
@@ -289,7 +293,7 @@ class _Running:
     def _run(self, number: int) -> Checked:
         return _final_result(self.choosing.futures[number].result(), self.compiling.futures[number].result, self.progress)
 
-    def _give(self, other: OtherProcess) -> None:
+    def _give(self, other: OtherProcess, results: Sequence[Future[Checked | None]]) -> None:
         while (number := self._next()) is not None:
             try:
                 chosen = self.choosing.futures[number].result().chosen
@@ -298,26 +302,11 @@ class _Running:
                 found = None
             else:
                 found = other.call((number, chosen, seconds))
-            self._results[number].set_result(found)
-
-
-def _results(
-    choosing: _Beside[_Job], compiling: _Beside[tuple[Made, float]], progress: Progress, other: OtherProcess | None
-) -> Iterator[Checked]:
-    """Problems are chosen, kernels are compiled, and what they are compared with is computed, by other threads, while kernels
-    before them run."""
-    try:
-        yield from _Running(choosing, compiling, progress, other).results()
-    finally:
-        choosing.cancel()
-        compiling.cancel()
-        if other is not None:
-            other.end()
+            results[number].set_result(found)
 
 
 def _final_result(job: _Job, compiled_by: Callable[[], tuple[Made, float]], progress: Progress) -> Checked:
-    """The result of a job; if it fails, that of the job in its place on the problems that failed, or on all if a finding of the
-    device ended it."""
+    """A job's result; if it fails, that of its `instead` on the problems that failed, or on all after a device's finding."""
     failing = job.chosen.trials
     try:
         found = _result(job, compiled_by, progress)
@@ -335,13 +324,13 @@ def _final_result(job: _Job, compiled_by: Callable[[], tuple[Made, float]], prog
 def _result(job: _Job, compiled_by: Callable[[], tuple[Made, float]], progress: Progress) -> Checked:
     (schedule, device, wanted, _), spec, plan, chosen = job.kernel, job.spec, job.plan, job.chosen
     name = f"{spec.name}, {schedule}{' backward' if wanted else ''}"
-    knowns = job.knowns()
-    with _computed_beside(knowns, plan) as expected:
+    knowns = [job.problems.known(trial) for trial in chosen.trials]
+    with closing(_Beside("reference", lambda known: known.compute(plan), knowns)) as expected:
         progress(f"compiling {name} for {device.name}")
         compiled, compile_seconds = compiled_by()
         tried = []
-        for number, (trial, known, computed) in enumerate(zip(chosen.trials, knowns, expected, strict=True), 1):
-            progress(f"running {name} on {device.name}: problem {number} of {len(expected)}")
+        for number, (trial, known, computed) in enumerate(zip(chosen.trials, knowns, expected.futures, strict=True), 1):
+            progress(f"running {name} on {device.name}: problem {number} of {len(knowns)}")
             found = run_trial(compiled, known, computed, trial)
             of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.setting.draw.magnitude, trial.describe(spec))
             tried.append(Tried(*of_trial, *found))
@@ -353,28 +342,3 @@ def _result(job: _Job, compiled_by: Callable[[], tuple[Made, float]], progress: 
         spec.name, schedule, plan.schedule.name, device.name, plan.arch.name, worst.comparison, compile_seconds, seconds,
         tuple(tried), missed, chosen.absent, plan.direction,
     )  # fmt: skip
-
-
-@contextmanager
-def _computed_beside(knowns: Sequence[Known], plan: Plan) -> Iterator[list[Computed]]:
-    """What the results of `plan` are compared with, problem after problem, by a thread that nobody waits for: a command that is
-    interrupted ends at once."""
-    futures: list[Computed] = [Future() for _ in knowns]
-
-    def compute() -> None:
-        for known, future in zip(knowns, futures, strict=True):
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                known.compute(plan)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-
-    Thread(target=compute, name="attngen-reference", daemon=True).start()
-    try:
-        yield futures
-    finally:
-        for future in futures:
-            future.cancel()

@@ -41,20 +41,14 @@ def conditions(roots: dict[str, Expr], width: int) -> Iterator[str]:
     for title, root in roots.items():
         yield title
         parts = conjuncts(root)
-        yield from _joined([f"({shortened(p)})" if len(parts) > 1 and _is(p, "or") else shortened(p) for p in parts], width)
+        for number, part in enumerate(parts):
+            is_or = len(parts) > 1 and isinstance(part, Apply) and part.op == "or"
+            text = f"({shortened(part)})" if is_or else shortened(part)
+            lead = "    and " if number else "    "
+            yield from wrap(text, width, initial_indent=lead, subsequent_indent=" " * 8)
     for number, node in enumerate(named):
         text = f"{symbols[node].name} = {shortened(node, itself=True)}"
         yield from wrap(text, width, initial_indent="  where " if number == 0 else "        ", subsequent_indent=" " * 12)
-
-
-def _joined(parts: list[str], width: int) -> Iterator[str]:
-    for number, part in enumerate(parts):
-        lead = "    and " if number else "    "
-        yield from wrap(part, width, initial_indent=lead, subsequent_indent=" " * 8)
-
-
-def _is(node: Expr, op: str) -> bool:
-    return isinstance(node, Apply) and node.op == op
 
 
 def _shared(roots: list[Expr]) -> list[Expr]:

@@ -22,12 +22,11 @@ ROW_BYTES = 128  # per row of a swizzled slab
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The arrangement of elements in a buffer: `shape` with padding (its first number is not used); `swizzled`: 16-byte chunks
-    are permuted within rows of 128 bytes."""
+    """The arrangement of elements in a buffer."""
 
     dtype: str
-    shape: tuple[int, ...]
-    swizzled: bool = False
+    shape: tuple[int, ...]  # with padding; the first number is not used
+    swizzled: bool = False  # 16-byte chunks are permuted within rows of 128 bytes
 
     @property
     def element_bytes(self) -> int:

@@ -20,19 +20,20 @@ from attngen.inspect.conditions import tile_text
 from attngen.inspect.launch_work import LaunchWork
 from attngen.inspect.machine_text import spec_lines
 from attngen.inspect.occupancy import kernel_resources
-from attngen.inspect.work import Array, launch_roofline, roofline
+from attngen.inspect.work import roofline
 from attngen.language import Loaded
+from attngen.language.syntax import Node
 from attngen.plan import Plan
 from attngen.plan.block_map import KIND_NAMES, count_kinds
 from attngen.plan.mask_bounds import MaskBounds
+from attngen.reference.problems import Array
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.print_attn import dtypes_to_text, expression_to_text, rotary_to_text
 
 MOST_OF_MAP = 2**22  # tiles: more are counted and not listed
 
 
-def tree_data(nodes: Sequence[Any]) -> list[dict[str, Any]]:
-    """The syntax tree: each node with its children."""
+def tree_data(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     return [
         {
             "kind": n.kind,
@@ -56,6 +57,14 @@ def spec_data(spec: AttentionSpec) -> dict[str, Any]:
         "kv_heads": spec.kv_heads,
         "inputs": [{"name": i.name, "dtype": i.dtype.name, "dims": list(i.dims)} for i in spec.inputs],
         "params": [{"name": p.name, "type": str(p.type), "default": p.default} for p in spec.params],
+        **statements(spec),
+        "kernel": asdict(spec.kernel),
+    }
+
+
+def statements(spec: AttentionSpec) -> dict[str, str | bool | None]:
+    """The statements of a spec about scores and weights; None: it has none."""
+    return {
         "scale": expression_to_text(spec.scale),
         "mask": None if spec.mask is None else expression_to_text(spec.mask),
         "score": expression_to_text(spec.score),
@@ -66,7 +75,6 @@ def spec_data(spec: AttentionSpec) -> dict[str, Any]:
         "v_scale": None if spec.v_scale is None else expression_to_text(spec.v_scale),
         "lse": spec.lse,
         "precision": spec.precision,
-        "kernel": asdict(spec.kernel),
     }
 
 
@@ -88,7 +96,6 @@ def plan_data(plan: Plan) -> dict[str, Any]:
 
 
 def loops_data(spec: AttentionSpec, plan: Plan, source: Program) -> list[dict[str, Any]]:
-    """The loop nest, from the outside in."""
     nest = ((p, p.loop) for p in loop_nest(spec, plan, source))
     return [
         {"line": p.line, "depth": p.depth, "name": one.name, "range": one.range, "run_by": one.role, "memory": one.memory}
@@ -97,7 +104,6 @@ def loops_data(spec: AttentionSpec, plan: Plan, source: Program) -> list[dict[st
 
 
 def cuda_data(source: Program) -> dict[str, Any]:
-    """The generated text and its manifest."""
     manifest: dict[str, Any] = json.loads(to_manifest(source))
     return {"text": source.text, "manifest": manifest}
 
@@ -135,7 +141,7 @@ def explain_data(call: Call, source: Program) -> dict[str, Any]:
 
 
 def _launch_data(spec: AttentionSpec, plan: Plan, launch: LaunchWork) -> dict[str, Any]:
-    roof = launch_roofline(spec, plan, launch)
+    roof = roofline(spec, plan, launch)
     return {**asdict(launch), "microseconds": roof.microseconds, "by_memory": roof.by_memory}
 
 

@@ -62,7 +62,6 @@ class Comparison:
 
 
 def compare(left: str, right: str) -> Comparison:
-    """The lines of two texts, aligned."""
     ours, theirs = _lines(left), _lines(right)
     same = align(len(ours), len(theirs), _equality(ours, theirs))
     moves = _moves(ours, theirs, same)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from textwrap import wrap
-from typing import Any
 
 from attngen.emit.comment_text import backward_equations
 from attngen.inspect.call import Call
 from attngen.inspect.conditions import conditions, tile_text
+from attngen.inspect.data import statements
+from attngen.language.syntax import Node
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const, Expr
 from attngen.spec.operator import FALSE
-from attngen.spec.print_attn import dtypes_to_text, expression_to_text, kernel_to_text, rotary_to_text
+from attngen.spec.print_attn import dtypes_to_text, kernel_to_text
 
+STATED = {"v_scale": ("scale of V", "1")}  # how a statement is shown, and its absence, if not by its name and "none"
 GLYPHS = {EMPTY: ".", PARTIAL: "/", FULL: "#"}
 WIDTH = 100
 MAX_MAP = 64  # rows and columns of a map
@@ -85,7 +87,7 @@ def _classes(bounds: MaskBounds) -> dict[str, Expr]:
 
 def describe_spec(spec: AttentionSpec) -> str:
     """Every field of a spec, one per line."""
-    shown = {
+    shown: dict[str, object] = {
         "name": spec.name,
         "dtype": dtypes_to_text(spec),
         "head_dim": spec.head_dim,
@@ -93,22 +95,15 @@ def describe_spec(spec: AttentionSpec) -> str:
         "heads": "as the tensors have" if spec.q_heads is None else f"{spec.q_heads} over {spec.kv_heads}",
         "inputs": ", ".join(f"{i.name}: {i.dtype}[{', '.join(map(str, i.dims))}]" for i in spec.inputs) or "none",
         "params": ", ".join(f"{p.name}: {p.type} = {p.default}" for p in spec.params) or "none",
-        "scale": expression_to_text(spec.scale),
-        "mask": "none" if spec.mask is None else expression_to_text(spec.mask),
-        "score": expression_to_text(spec.score),
-        "normalize": spec.normalize,
-        "sink": "none" if spec.sink is None else expression_to_text(spec.sink),
-        "dropout": "none" if spec.dropout is None else expression_to_text(spec.dropout),
-        "rotary": "none" if spec.rotary is None else rotary_to_text(spec.rotary),
-        "scale of V": "1" if spec.v_scale is None else expression_to_text(spec.v_scale),
-        "lse": spec.lse,
-        "precision": spec.precision,
-        "kernel": kernel_to_text(spec.kernel),
     }
+    for name, value in statements(spec).items():
+        title, absent = STATED.get(name, (name, "none"))
+        shown[title] = absent if value is None else value
+    shown["kernel"] = kernel_to_text(spec.kernel)
     return "".join(f"{field:<11}{value}\n" for field, value in shown.items())
 
 
-def describe_tree(nodes: tuple[Any, ...], depth: int = 0) -> str:
+def describe_tree(nodes: tuple[Node, ...], depth: int = 0) -> str:
     """The syntax tree, one node a line."""
     lines = []
     for node in nodes:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from textwrap import wrap
 
 from attngen.inspect.call import Call, defaults
-from attngen.inspect.work import Roofline, Work, launch_roofline, roofline
+from attngen.inspect.work import Roofline, Work, roofline
 from attngen.plan import Plan
 from attngen.plan.block_map import count_kinds
 from attngen.plan.products import counted_products
@@ -42,7 +42,6 @@ def explain_work(call: Call) -> str:
 
 
 def _wrapped(text: str, title: str) -> list[str]:
-    """Lines of text beside their title."""
     return wrap(text, WIDTH, initial_indent=title, subsequent_indent=" " * len(title))
 
 
@@ -62,7 +61,7 @@ def _launches(spec: AttentionSpec, plan: Plan, cost: Work) -> list[str]:
         return []
     rows, total = [], 0.0
     for launch in cost.launches:
-        roof = launch_roofline(spec, plan, launch)
+        roof = roofline(spec, plan, launch)
         total += roof.microseconds
         rows.append(
             f"  {launch.kernel:<18} {_si(launch.computed) + 'FLOP':>12} {_si(launch.bytes) + 'B':>10} "

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from attngen.inspect.trial import Trial, spoiled_row, with_nan
 from attngen.plan import Plan
 from attngen.reference.compare import Truth, truth
-from attngen.reference.compare_gradients import DRAWS, GradientTruth, gradient_truth
+from attngen.reference.compare_gradients import GradientTruth, gradient_truth
 from attngen.reference.coverage import Exercise
 from attngen.reference.definition import allowed_rows
 from attngen.reference.gradients import Loss, sample_loss
@@ -29,7 +28,7 @@ class Known:
 
     def __init__(self, spec: AttentionSpec, trial: Trial, values: Sample | None = None) -> None:
         self.spec, self.trial, self.sample = spec, trial, values or trial.problem(spec)
-        self._gradients: dict[tuple[Any, ...], GradientTruth] = {}
+        self._gradients: dict[tuple[object, ...], GradientTruth] = {}
 
     @cached_property
     def of_lengths(self) -> dict[tuple[int, int], Known]:
@@ -93,15 +92,8 @@ class Known:
         place[:, :, spoiled_row(place.shape[2]), [0, -1] if spoils == "dout" else slice(None)] = True
         return replace(loss, dout=with_nan(loss.dout, place))
 
-    def gradients(self, plan: Plan) -> GradientTruth:
-        """The gradients that `plan` computes, and their bounds."""
-        return self._gradients_of(plan, DRAWS)
-
-    def least_gradients(self, plan: Plan) -> GradientTruth:
-        """The same with bounds of few draws of errors, as `least_truth`."""
-        return self._gradients_of(plan, FEW_DRAWS)
-
-    def _gradients_of(self, plan: Plan, draws: int) -> GradientTruth:
+    def gradients(self, plan: Plan, draws: int) -> GradientTruth:
+        """The gradients that `plan` computes, and their bounds by so many draws of errors."""
         key = (plan.wanted, plan.saved, draws)
         if key not in self._gradients:
             of = (self.spec, self.sample, self.loss, plan.wanted, self.trial.params, plan.saved)
@@ -111,7 +103,7 @@ class Known:
     def compute(self, plan: Plan) -> None:
         """Computes what the results of `plan` are first compared with."""
         for known in self.of_lengths.values() or (self,):
-            _ = known.least_gradients(plan) if plan.wanted else known.least_truth
+            _ = known.gradients(plan, FEW_DRAWS) if plan.wanted else known.least_truth
 
 
 class Problems:
@@ -122,7 +114,7 @@ class Problems:
         self._latest: list[Known] = []
 
     def known(self, trial: Trial) -> Known:
-        one = next((known for known in self._latest if known.trial.is_same_problem(trial)), None)
+        one = next((known for known in self._latest if known.trial.problem_key == trial.problem_key), None)
         if one is None:
             one = Known(self.spec, trial)
             self._latest = [one, *self._latest[: REMEMBERED - 1]]

@@ -72,8 +72,7 @@ BACKWARD: tuple[tuple[str, ScheduleName, str], ...] = (
 
 
 def planned(spec_name: str, schedule: ScheduleName, arch: str, direction: Direction = "forward") -> tuple[AttentionSpec, Plan]:
-    """A shipped spec as a file of the ladder has it, and its plan: of a forward with the tour's tile for gpt2, else the default
-    one."""
+    """A shipped spec as a file of the ladder has it, and its plan: of gpt2's forward with the tour's tile."""
     (spec,) = load_file(spec_directory() / f"{spec_name}.attn")
     if direction == "backward":
         wanted = (*QKV, *differentiable(spec))
@@ -98,7 +97,6 @@ def planned_rotary() -> list[tuple[AttentionSpec, Plan]]:
 def program(
     spec_name: str, schedule: ScheduleName, arch: str, direction: Direction = "forward", comments: Comments = "brief"
 ) -> Program:
-    """A file of a shipped spec."""
     return emit(*planned(spec_name, schedule, arch, direction), comments)
 
 

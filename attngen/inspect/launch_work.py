@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
 from attngen.emit.abi import is_of_pairs
 from attngen.emit.emitter import emit
 from attngen.emit.program import MULTIPROCESSORS, KernelEntry, Tensor, evaluate
 from attngen.inspect.blocks import OF_KEYS, held_by
 from attngen.plan import Plan
-from attngen.plan.block_map import EMPTY, classify_tiles, extents, pairs_in
+from attngen.plan.block_map import classify_tiles, pairs_visited
 from attngen.plan.products import computed_products, counted_products
 from attngen.reference.problems import Sample, Shape
 from attngen.reference.stored import stored_sizes
@@ -23,17 +21,13 @@ from attngen.spec.dtypes import DTYPES, from_storage
 
 @dataclass(frozen=True, slots=True)
 class LaunchWork:
-    """One launch, batch 1, every head taken to be like head 0.
-
-    `computed` are the operations of its products over the pairs of the tiles that it visits, `bytes` those of its tensors, each
-    once; what it changes in place counts twice.
-    """
+    """One launch, batch 1, every head taken to be like head 0."""
 
     kernel: str  # without the name of the attention
     products: tuple[str, ...]
     visited_pairs: int
-    computed: int
-    bytes: int
+    computed: int  # operations of its products, over the pairs of the tiles that it visits
+    bytes: int  # of its tensors, each once; what it changes in place counts twice
 
 
 def launches(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, int | float]) -> Iterator[LaunchWork]:
@@ -42,7 +36,7 @@ def launches(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[st
     sizes = {name: int(value) for name, value in names.items() if isinstance(value, int)}
     sizes |= stored_sizes(spec, Shape(batch=sizes["batch"], q_len=sizes["q_len"], kv_len=sizes["kv_len"]))
     sizes[MULTIPROCESSORS] = 0  # unknown: groups of heads are then not divided
-    heads, all_pairs = sizes["batch"] * sizes["q_heads"], sizes["q_len"] * sizes["kv_len"]
+    heads = sizes["batch"] * sizes["q_heads"]
     tensors, written = {t.name: t for t in program.tensors}, set[str]()
     dims, of_kernels = counted_products(spec, plan.wanted), computed_products(plan)
     visited = _visited(plan, problem, names)
@@ -56,7 +50,7 @@ def launches(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[st
         def size_of(tensor: Tensor) -> int:
             element = DTYPES[tensor.dtype].bytes
             if tensor.role == "workspace" and is_of_pairs(tensor):
-                return heads * element * (visited(False, whole=True) if plan.schedule.is_tiled else all_pairs)
+                return heads * element * visited(False, whole=True)
             return element * prod(evaluate(extent, sizes) for extent in tensor.shape)
 
         moved, changed = _moved(entry, tensors, written)
@@ -91,11 +85,7 @@ def _visited(plan: Plan, problem: Sample, names: Mapping[str, int | float]) -> C
         bounds = plan.row_bounds if of_keys else plan.bounds
         assert bounds is not None
         block_q, block_kv = (plan.block_q, keys_of_block) if of_keys else (rows_of_block, plan.block_kv)
-        visited = classify_tiles(bounds, block_q, block_kv, at, inputs) != EMPTY
-        if of_keys:
-            visited = visited.T
-        rows = extents(q_len, block_q)
-        keys = np.full(visited.shape[1], block_kv) if whole else extents(kv_len, block_kv)
-        return pairs_in(visited, rows, keys)
+        kinds = classify_tiles(bounds, block_q, block_kv, at, inputs)
+        return pairs_visited(kinds.T if of_keys else kinds, (q_len, kv_len), (block_q, block_kv), whole)
 
     return pairs

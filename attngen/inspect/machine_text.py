@@ -27,8 +27,7 @@ def describe_loops(loaded: Loaded, plan: Plan, source: Program) -> str:
 
 
 def spec_lines(loaded: Loaded, plan: Plan, source: Program) -> dict[int, tuple[int, ...]]:
-    """The lines of the spec's text behind each line of CUDA: the statements that it comes from, the main one first, then the
-    definitions that they use."""
+    """The lines of the spec behind each line of CUDA: of its statements, the main one first, then of what these use."""
     found = {}
     for line, statements in origins(loaded.spec, plan, source).items():
         numbers = dict.fromkeys(n for s in statements for n in _lines_of(loaded, s))

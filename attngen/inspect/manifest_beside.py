@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from attngen.diagnostics import ArgumentError
 from attngen.emit.manifest import FORMAT, VERSION, to_manifest
@@ -48,7 +47,7 @@ def contradiction(path: Path, program: Program) -> str:
     )
 
 
-def _read(beside: Path) -> dict[str, Any] | None:
+def _read(beside: Path) -> dict[str, object] | None:
     """The manifest; None if there is no such file, or if it is JSON of something else, such as the results of a check."""
     try:
         document = json.loads(beside.read_bytes())
@@ -65,7 +64,7 @@ def _cure(path: Path) -> str:
     return f"build the file again, or delete {manifest_beside(path).name}"
 
 
-def _differences(where: str, theirs: Any, ours: Any) -> Iterator[tuple[str, Any, Any]]:
+def _differences(where: str, theirs: object, ours: object) -> Iterator[tuple[str, object, object]]:
     """The entries that differ, each with both values. Elements of lists are called by their names, if they have any."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in dict.fromkeys((*ours, *theirs)):
@@ -83,10 +82,10 @@ def _differences(where: str, theirs: Any, ours: Any) -> Iterator[tuple[str, Any,
         yield where, theirs, ours
 
 
-def _name(one: Any, position: int) -> str:
+def _name(one: object, position: int) -> str:
     return str(one["name"]) if isinstance(one, dict) and "name" in one else str(position)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = value if value == MISSING else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

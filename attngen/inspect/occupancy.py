@@ -39,8 +39,12 @@ def explain_occupancy(source: Program, arch: Arch) -> str:
     except DeviceError as error:
         return f"registers and occupancy: unknown, because the compiler is missing: {error}\n"
     lines = [f"registers and occupancy, by NVRTC {version} for {arch.name}"]
-    for found in kernel_resources(source, arch, compile_text(source).resources()):
-        lines += _lines(found)
+    for r in kernel_resources(source, arch, compile_text(source).resources()):
+        spilled = f"spills of {r.spill_bytes} bytes" if r.spill_bytes else "no spills"
+        used = f"{r.threads} threads, {r.registers} registers each, {spilled}, {r.shared_bytes} bytes of shared memory"
+        warps = f"{r.warps_per_sm} of {r.max_warps_per_sm} warps"
+        blocks = counted(r.blocks_per_sm, "block")
+        lines += [f"  {r.kernel}: {used}", f"      {blocks} on a multiprocessor at once: {warps}; limited by {r.limited_by}"]
     return "\n".join(lines) + "\n"
 
 
@@ -71,12 +75,3 @@ def _resources(entry: KernelEntry, r: Resources, arch: Arch) -> KernelResources:
     blocks, limit = occupancy(arch, threads, r.registers, shared)
     warps, most = blocks * -(-threads // 32), arch.max_threads_per_sm // 32
     return KernelResources(entry.name, threads, r.registers, spilled, shared, blocks, warps, most, limit)
-
-
-def _lines(r: KernelResources) -> list[str]:
-    spilled = f"spills of {r.spill_bytes} bytes" if r.spill_bytes else "no spills"
-    warps = f"{r.warps_per_sm} of {r.max_warps_per_sm} warps"
-    return [
-        f"  {r.kernel}: {r.threads} threads, {r.registers} registers each, {spilled}, {r.shared_bytes} bytes of shared memory",
-        f"      {counted(r.blocks_per_sm, 'block')} on a multiprocessor at once: {warps}; limited by {r.limited_by}",
-    ]

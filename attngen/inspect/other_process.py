@@ -35,7 +35,6 @@ class OtherProcess:
             return None
 
     def end(self) -> None:
-        """Ends the process, whatever it does."""
         self._connection.close()
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._id, signal.SIGKILL)

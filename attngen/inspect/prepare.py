@@ -10,7 +10,7 @@ from attngen.backward import CompiledBackward
 from attngen.device.params import check_params, declared_params, refuse_unknown
 from attngen.device.protocol import Device
 from attngen.emit.emitter import emit
-from attngen.plan import Plan, find_arch
+from attngen.plan import ARCHES, Plan
 from attngen.plan.facts import DETERMINISTIC
 from attngen.reference.problems import Shape
 from attngen.schedules import choose
@@ -29,9 +29,7 @@ def plan_for(
 
     Raises PlanRefusal, GradientError.
     """
-    arch = find_arch(device.arch)
-    assert arch is not None, device.arch
-    return choose(spec, arch, schedule, wanted=wanted, deterministic=deterministic)
+    return choose(spec, ARCHES[device.arch], schedule, wanted=wanted, deterministic=deterministic)
 
 
 def check_call(spec: AttentionSpec, shape: Shape, params: Mapping[str, int | float]) -> None:

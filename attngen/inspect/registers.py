@@ -40,8 +40,6 @@ TOO_FEW = "Insufficient registers"  # what ptxas says if an instruction takes mo
 
 
 class Cell(NamedTuple):
-    """A number of the table."""
-
     family: Family
     keys: int
 
@@ -57,8 +55,7 @@ def plans_of(family: Family, keys: int, head_dim: int, arch: str) -> Iterator[Pl
 
 
 def spills(plan: Plan) -> bool:
-    """Whether something is in local memory (registers that are spilled, or arrays that find none), or products wait for each
-    other for want of registers."""
+    """Whether something is in local memory, spilled or an array, or products wait for each other for want of registers."""
     try:
         made = compile_text(emit(plan.facts.spec, plan))
     except CompilationError as error:

@@ -81,7 +81,6 @@ def _site_line(s: AccessSite) -> str:
 
 
 def steps_text(trace: ScheduleTrace, block: int) -> str:
-    """The watched steps, one per line."""
     if not trace.steps:
         return f"no kernel has a block {block} with such threads that does anything\n"
     lines = [f"steps of block {block} (phase: block barriers passed; step: the thread's own)"]

@@ -21,7 +21,7 @@ from attngen.plan import Plan
 from attngen.plan.facts import DETERMINISTIC
 from attngen.reference.gradients import sample_loss
 from attngen.reference.numpy_oracle import numpy_attention
-from attngen.reference.problems import Sample, Shape, sample
+from attngen.reference.problems import Shape, sample
 from attngen.reference.stored import stored, stored_sizes
 from attngen.spec.attention import AttentionSpec
 
@@ -31,21 +31,19 @@ WARPGROUP = 128
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The totals of one call. Bytes count each access of each thread, before any cache; `sectors` the 32-byte sectors of global
-    memory that each execution by a warp touches; `barriers` completed barriers of blocks, warps or groups of warps; `mma`
-    instructions of warps or warpgroups; `fma` calls of fmaf by each thread."""
+    """The totals of one call. Bytes count each access of each thread, before any cache."""
 
     global_read: int
     global_written: int
-    sectors: int
+    sectors: int  # of 32 bytes of global memory, touched by each execution by a warp
     shared_read: int
     shared_written: int
     wavefronts: int
     conflicts: int
-    barriers: int
-    mma: int
+    barriers: int  # completed: of blocks, warps or groups of warps
+    mma: int  # instructions of warps or warpgroups
     mma_operations: int
-    fma: int
+    fma: int  # calls of fmaf by each thread
     idle_lanes: int
     lanes: int
 
@@ -57,15 +55,14 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTrace:
-    """The trace of one schedule. `read` and `written` are global bytes by tensor, `workspace` those written to workspaces;
-    `layouts` map bytes to elements."""
+    """The trace of one schedule."""
 
     schedule: str
     plan: Plan
     totals: Totals
-    read: Mapping[str, int]
+    read: Mapping[str, int]  # global bytes by tensor
     written: Mapping[str, int]
-    workspace: int
+    workspace: int  # bytes written to workspaces
     sites: tuple[AccessSite, ...]
     steps: tuple[Step, ...]
     layouts: Mapping[str, Layout]
@@ -111,7 +108,8 @@ def _traced(
         compiled = compile_text(spec, plan, device, text)
         start = perf_counter()
         if isinstance(compiled, CompiledBackward):
-            run_backward(compiled, _backward_inputs(compiled, problem, params), values_of(spec, params))
+            forward, loss = numpy_attention(spec, problem, params), sample_loss(spec, problem)
+            run_backward(compiled, backward_inputs(spec, plan, problem, loss, forward), values_of(spec, params))
         else:
             named: dict[str, Any] = {**stored(spec, problem), **params}
             compiled(**named)
@@ -132,14 +130,7 @@ def _traced(
         )
 
 
-def _backward_inputs(compiled: CompiledBackward, problem: Sample, params: Mapping[str, int | float]) -> dict[str, Any]:
-    spec = compiled.spec
-    forward = numpy_attention(spec, problem, params)
-    return backward_inputs(spec, compiled.plan, problem, sample_loss(spec, problem), forward)
-
-
 def totals(counters: Counters, sites: Sequence[AccessSite]) -> Totals:
-    """The totals of a call."""
     products = [(match, n) for op, n in counters.instructions.items() if (match := _PRODUCT.match(op))]
     warp_wide = [(int(m[2]) * int(m[3]) * int(m[4]), n // (WARPGROUP if m[1] else LANES)) for m, n in products]
     lanes = [s for s in sites if s.counts_lanes]

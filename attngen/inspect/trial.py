@@ -48,28 +48,18 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a problem has beside its sizes, params and seed.
+    """What a problem has beside its sizes, params and seed."""
 
-    The arrays have the values of `draw`. If it `spoils` something, that is the row in the middle, which is NaN; "dout": its
-    ends in dO alone. With `lengths`, in packed, padded and paged storage, sequences have so many rows and keys; the shape has
-    the longest.
-
-    If arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If `multiprocessors` is not
-    0, the emulated device has as many: persistent blocks, and blocks over which keys are split. With `sections`, few heads are
-    numbered together (`attngen.plan.heads_in_l2`). `laid_out` is an array by its name, and its layout (`stored.with_layout`).
-    Pages have `page_size` rows, if it is not 0. With `wrong_lengths`, some numbers are outside of the tensors
-    (`stored.with_wrong_lengths`).
-    """
-
-    draw: Draw = USUAL
-    apart: bool = False
-    multiprocessors: int = 0
-    sections: bool = False
-    laid_out: tuple[str, Layout] | None = None
-    spoils: Spoils = ""
+    draw: Draw = USUAL  # the values of its arrays
+    apart: bool = False  # each array has strides of its own: gaps lie between the rows (`stored.apart`)
+    multiprocessors: int = 0  # of the emulated device, for persistent blocks and split keys; 0: as many as it has
+    sections: bool = False  # few heads are numbered together (`attngen.plan.heads_in_l2`)
+    laid_out: tuple[str, Layout] | None = None  # an array by its name, and its layout (`stored.with_layout`)
+    spoils: Spoils = ""  # where NaN is: the row in the middle; "dout": its ends in dO alone
+    # rows and keys of each sequence, in packed, padded and paged storage; the shape has the longest
     lengths: tuple[tuple[int, int], ...] = ()
-    page_size: int = 0
-    wrong_lengths: bool = False
+    page_size: int = 0  # rows; 0: the usual number
+    wrong_lengths: bool = False  # some numbers are outside of the tensors (`stored.with_wrong_lengths`)
 
     def words(self) -> Iterator[str]:
         """What is not as in a usual problem."""
@@ -101,8 +91,6 @@ NOTHING_SPECIAL = Setting()
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One problem of a check."""
-
     shape: Shape
     params: Mapping[str, int | float]
     seed: int = 0
@@ -116,12 +104,9 @@ class Trial:
         """The same with other values."""
         return self.having(draw=replace(self.setting.draw, **changes))
 
-    def is_same_problem(self, other: Trial) -> bool:
-        """Whether the results are the same: trials may differ in how a kernel is launched."""
-        return self._problem == other._problem
-
     @property
-    def _problem(self) -> tuple[Any, ...]:
+    def problem_key(self) -> tuple[object, ...]:
+        """Equal if the results are the same: trials may differ in how a kernel is launched."""
         setting = self.setting
         return self.shape, self.params, self.seed, setting.draw, setting.spoils, setting.lengths
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from attngen.inspect.aimed import BEYOND, Aim, aims
 from attngen.inspect.block_work import Case, seconds
@@ -39,12 +38,11 @@ FIXED = "the lengths are fixed: with others, more can happen to a block, which i
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The problems for one kernel, and what none of them exercises; `absent` are circumstances that none of the problems that
-    were tried has: the mask does not allow them."""
+    """The problems for one kernel."""
 
     trials: tuple[Trial, ...]
-    missed: tuple[str, ...]
-    absent: tuple[str, ...] = ()
+    missed: tuple[str, ...]  # what none of them exercises
+    absent: tuple[str, ...] = ()  # circumstances that no problem that was tried has: the mask does not allow them
 
 
 def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Problems | None = None) -> Chosen:
@@ -92,7 +90,8 @@ class _Search:
         self.left |= dict.fromkeys(one for one in wanted if one in OF_PROBLEMS)
         self.aimed = dict.fromkeys(one for one in wanted if one not in OF_PROBLEMS)
         self.dear: dict[Circumstance, Trial] = {}  # by circumstance, the cheapest problem, which takes too long
-        self._cases: dict[tuple[Any, ...], tuple[Known, Case]] = {}  # by problem, which it keeps: keys are problems' identities
+        # By problem, which it keeps: keys are problems' identities
+        self._cases: dict[tuple[object, ...], tuple[Known, Case]] = {}
         self.trials: list[Trial] = []
 
     # --- shapes
@@ -186,29 +185,18 @@ class _Search:
 
     def _cover(self, trials: Sequence[Trial]) -> None:
         """Adds those problems, one after another, in which most occurs for their time."""
-        cases = [(trial, self._case(trial)) for trial in trials]
-        found = [(trial, {*self._occurring(case, trial)}, seconds(case)) for trial, case in cases]
+        occurring = [(trial, goals) for trial in trials if (goals := dict.fromkeys(self._occurring(trial)))]
+        found = [(trial, goals, self._seconds(trial)) for trial, goals in occurring]
         for trial, goals, time in found:
             if time > AIMED_LIMIT:
                 for one in goals:
                     self.dear.setdefault(one, trial)
         cheap = [one for one in found if one[2] <= AIMED_LIMIT]
         while cheap:
-            best, goals, _ = max(cheap, key=lambda one: len(one[1] & {*self.aimed}) / (one[2] + OVERHEAD))
-            if not goals & {*self.aimed}:
+            best, goals, _ = max(cheap, key=lambda one: len(one[1].keys() & self.aimed.keys()) / (one[2] + OVERHEAD))
+            if not goals.keys() & self.aimed.keys():
                 return
             self._add(best)
-
-    def _take_cheap(self, trial: Trial) -> None:
-        """Adds a problem if something occurs in it that has not yet, and if it is cheap."""
-        case = self._case(trial)
-        if not (found := self._occurring(case, trial)):
-            return
-        if seconds(case) <= AIMED_LIMIT:
-            self._add(trial)
-            return
-        for one in found:
-            self.dear.setdefault(one, trial)
 
     def _aimed_at(self, aim: Aim) -> Trial | None:
         """The problem of an aim with the usual params and values; None if its call is refused."""
@@ -228,23 +216,22 @@ class _Search:
         for scores, trial in self.possible.steep(usual):
             wanted = [goal for goal in self.aimed if goal.scores == scores]
             if wanted and any(goal.occurs(self._case(trial)) for goal in wanted):
-                self._take_cheap(trial)
+                self._cover([trial])
 
     def _take_varied(self, usual: Trial) -> None:
         for variants in (self.possible.by_params, self.possible.by_extremes, self.possible.by_integers):
             for one in variants(usual):
                 if any(goal.by_values for goal in self.aimed) and (possible := self.possible.with_sizes(one)) is not None:
-                    self._take_cheap(possible)
+                    self._cover([possible])
 
     def _add(self, trial: Trial) -> None:
         self.trials.append(trial)
-        case = self._case(trial)
-        for one in self._occurring(case, trial):
+        for one in self._occurring(trial):
             del self.aimed[one]
             self.dear.pop(one, None)
 
-    def _occurring(self, case: Case, trial: Trial) -> list[Circumstance]:
-        draw = trial.setting.draw
+    def _occurring(self, trial: Trial) -> list[Circumstance]:
+        case, draw = self._case(trial), trial.setting.draw
         scores = draw.scores if draw.scores != "random" else "steep" if draw.magnitude != 1 else None
         return [one for one in self.aimed if one.scores in (None, scores) and one.occurs(case)]
 
@@ -256,8 +243,7 @@ class _Search:
         return self._cases[key][1]
 
     def _wrong_bounds(self, trial: Trial, seen: set[str]) -> set[str]:
-        """The changes of the plan's bounds, other than those in `seen`, with which the problem has a result that a check
-        reports."""
+        """The changes of the plan's bounds, but those in `seen`, with which a check of the problem would fail."""
         case = self._case(trial)
         corners = {(0, 0), (case.sizes["batch"] - 1, case.sizes["q_heads"] - 1)}
         allowed = {head: case.allowed(*head) for head in corners}

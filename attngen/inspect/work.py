@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.launch_work import LaunchWork, launches
 from attngen.plan import Plan
-from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles, exact_integers, extents, pairs_in
+from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles, exact_integers, extents, pairs_in, pairs_visited
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.products import operations_of_a_pair
 from attngen.reference.definition import Problem, allowed_rows
-from attngen.reference.problems import Sample
+from attngen.reference.problems import Array, Sample
 from attngen.schedules.parts.mma import operands
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 
-Array = np.ndarray[Any, Any]
 SCORE_BYTES = 4  # scores in memory are fp32
 MOST_TILES = 2**28  # at most so many are classified one by one, in some seconds
 OF_A_BLOCK = 2**13  # tiles that take as long as what is computed once for each block
@@ -129,19 +127,13 @@ def allowed_pairs(spec: AttentionSpec, problem: Sample, params: Mapping[str, int
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call of one schedule, batch 1, every head taken to be like head 0.
-
-    `operations` are those of the products that count (`attngen.plan.products`) over the pairs that the mask allows, `computed`
-    of all products over all pairs that are multiplied; `visited_pairs` are those of the launch that multiplies the most.
-    `least_bytes` is what the launches move if each touches each of its tensors once; of K and V, only tiles that some row
-    visits.
-    """
+    """One call of one schedule, batch 1, every head taken to be like head 0."""
 
     allowed_pairs: int
-    visited_pairs: int
-    operations: int
-    computed: int
-    least_bytes: int
+    visited_pairs: int  # of the launch that multiplies the most
+    operations: int  # of the products that count (`attngen.plan.products`), over the pairs that the mask allows
+    computed: int  # of all products, over all pairs that are multiplied
+    least_bytes: int  # if launches touch each of their tensors once; of K and V, only tiles that some row visits
     read: int | None  # by the instructions, before any cache; None of a backward
     written: int | None
     launches: tuple[LaunchWork, ...] = ()  # backward only
@@ -203,11 +195,7 @@ def _allowed(spec: AttentionSpec, problem: Sample, names: Mapping[str, int | flo
 
 def _visited(plan: Plan, q_len: int, kv_len: int, kinds: Array | None, rows: int, whole: bool = False) -> int:
     """Pairs of the tiles of `rows` that are not empty; `whole`: keys past the end too."""
-    if kinds is None:
-        return q_len * kv_len
-    visited = kinds != EMPTY
-    keys = np.full(visited.shape[1], plan.block_kv) if whole else extents(kv_len, plan.block_kv)
-    return pairs_in(visited, extents(q_len, rows), keys)
+    return q_len * kv_len if kinds is None else pairs_visited(kinds, (q_len, kv_len), (rows, plan.block_kv), whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,17 +215,9 @@ class Roofline:
         return self.peak / self.bandwidth
 
 
-def roofline(spec: AttentionSpec, plan: Plan, cost: Work) -> Roofline:
-    """The roofline of `cost` on the plan's architecture, by the rates of its `gpu`."""
-    return _roofline(spec, plan, cost.operations, cost.least_bytes)
-
-
-def launch_roofline(spec: AttentionSpec, plan: Plan, launch: LaunchWork) -> Roofline:
-    """The same of one launch of a backward, for all that it computes."""
-    return _roofline(spec, plan, launch.computed, launch.bytes)
-
-
-def _roofline(spec: AttentionSpec, plan: Plan, operations: int, least_bytes: int) -> Roofline:
+def roofline(spec: AttentionSpec, plan: Plan, cost: Work | LaunchWork) -> Roofline:
+    """The roofline of a call, by the rates of the architecture's GPU; of a launch of a backward, for all that it computes."""
+    operations, least_bytes = (cost.operations, cost.least_bytes) if isinstance(cost, Work) else (cost.computed, cost.bytes)
     units, peak = _peak(spec, plan)
     bandwidth, intensity = plan.arch.bandwidth_tb_s * 1e12, operations / max(least_bytes, 1)
     seconds = max(operations / peak, least_bytes / bandwidth)

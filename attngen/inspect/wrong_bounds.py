@@ -12,18 +12,19 @@ from attngen.inspect.block_work import Case
 from attngen.plan.axes import KEYS
 from attngen.plan.block_map import FULL, PARTIAL
 from attngen.plan.mask_bounds import MaskBounds
+from attngen.reference.problems import Array
 from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
 from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
 
 
-def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[tuple[str, tuple[int, int], Any]]:
+def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Array]) -> Iterator[tuple[str, tuple[int, int], Array]]:
     """The changes of the plan's bounds that are wrong on a problem, each with a head (b, h) and the pairs [q_len, kv_len] that
     its kernel computes there: a tile with an allowed pair is skipped, or one with a forbidden pair counts as full. `allowed` is
     the mask [q_len, kv_len] of some heads.
     """
     keys, q_len, kv_len = case.tile[1], case.q_len, case.kv_len
 
-    def pairs_of(kinds: Any, mask: Any) -> Any:
+    def pairs_of(kinds: Array, mask: Array) -> Any:
         each = np.repeat(np.repeat(kinds, case.rows_of_tile, 0), keys, 1)[:q_len, :kv_len]
         return (each == FULL) | (each == PARTIAL) & mask
 
@@ -47,8 +48,7 @@ CLOSED_FORMS = ("begin", "end", "full_begin", "full_end")
 
 
 def changed_bounds(bounds: MaskBounds) -> Iterator[tuple[str, MaskBounds]]:
-    """Each bound as one of its operands, one more and one less, and at the ends of the keys; tests per tile always true, or
-    without an operand."""
+    """Each bound as one of its operands, one more or less, or an end of the keys; tests always true, or without an operand."""
     for name in CLOSED_FORMS:
         form = getattr(bounds, name)
         if form is None:

@@ -25,27 +25,26 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """One target of the compiler. Sizes in bytes; `shared_per_block` is the most dynamic shared memory a block may ask for, and
-    `shared_reserved` what the system takes of every block beside it.
-
-    The peak rates are those of one GPU of the architecture, `gpu`: `tensor_tflops` of dense matrix products with operands of 16
-    bits and sums in fp32, `fp32_tflops` of fused multiply-adds outside of the tensor cores, `bandwidth_tb_s` of its memory.
-    """
+    """One target of the compiler. Sizes are in bytes; the peak rates are those of one GPU of the architecture, `gpu`."""
 
     name: str
     what: str
-    shared_per_block: int
+    shared_per_block: int  # the most dynamic shared memory that a block may ask for
     shared_per_sm: int
-    shared_reserved: int
-    registers_per_sm: int
-    max_registers_per_thread: int
     max_threads_per_sm: int
     max_blocks_per_sm: int
     gpu: str
-    tensor_tflops: float
-    fp32_tflops: float
-    bandwidth_tb_s: float
+    tensor_tflops: float  # of dense matrix products with operands of 16 bits and sums in fp32
+    fp32_tflops: float  # of fused multiply-adds outside of the tensor cores
+    bandwidth_tb_s: float  # of its memory
     features: frozenset[Feature]
+    registers_per_sm: int = 65536
+    max_registers_per_thread: int = 255
+
+    @property
+    def shared_reserved(self) -> int:
+        """What the system takes of every block beside its own."""
+        return self.shared_per_sm - self.shared_per_block
 
     def has(self, *features: Feature) -> bool:
         return self.features.issuperset(features)
@@ -58,35 +57,16 @@ _HOPPER = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID
 _BLACKWELL = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY, Feature.TCGEN05}
 _BLACKWELL_CONSUMER = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY}
 
-
-def _arch(
-    name: str,
-    what: str,
-    block_kib: int,
-    sm_kib: int,
-    occupancy: tuple[int, int],
-    rates: tuple[str, float, float, float],
-    features: frozenset[Feature],
-) -> Arch:
-    """A row. `occupancy` is threads and blocks of an SM; `rates` a GPU, its TFLOP/s on tensor cores and in fp32, its TB/s."""
-    threads, blocks = occupancy
-    gpu, tensor, fp32, bandwidth = rates
-    block, sm = block_kib * KIB, sm_kib * KIB
-    return Arch(
-        name, what, block, sm, sm - block, 65536, 255, threads, blocks, gpu, tensor, fp32, bandwidth, features
-    )  # fmt: skip
-
-
 # Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Rates: NVIDIA's data sheets of the GPU
 # named, those of tensor cores without sparsity (half of what a sheet prints with it); of the RTX 5090 its whitepaper.
 ROWS: tuple[Arch, ...] = (
-    _arch("sm_75", "Turing: T4, RTX 20", 64, 64, (1024, 16), ("T4", 65, 8.1, 0.320), _TURING),
-    _arch("sm_80", "Ampere: A100", 163, 164, (2048, 32), ("A100 80GB SXM", 312, 19.5, 2.039), _AMPERE),
-    _arch("sm_86", "Ampere: A10, RTX 30", 99, 100, (1536, 16), ("A10", 125, 31.2, 0.600), _AMPERE),
-    _arch("sm_89", "Ada: L4, L40, RTX 40", 99, 100, (1536, 24), ("L40", 181.05, 90.5, 0.864), _AMPERE),
-    _arch("sm_90a", "Hopper: H100, H200", 227, 228, (2048, 32), ("H200 SXM", 989.5, 67, 4.8), _HOPPER),
-    _arch("sm_100a", "Blackwell: B200", 227, 228, (2048, 32), ("B200", 2250, 75, 8.0), _BLACKWELL),
-    _arch("sm_120a", "Blackwell: RTX 50", 99, 100, (1536, 24), ("RTX 5090", 209.5, 104.8, 1.792), _BLACKWELL_CONSUMER),
+    Arch("sm_75", "Turing: T4, RTX 20", 64 * KIB, 64 * KIB, 1024, 16, "T4", 65, 8.1, 0.320, _TURING),
+    Arch("sm_80", "Ampere: A100", 163 * KIB, 164 * KIB, 2048, 32, "A100 80GB SXM", 312, 19.5, 2.039, _AMPERE),
+    Arch("sm_86", "Ampere: A10, RTX 30", 99 * KIB, 100 * KIB, 1536, 16, "A10", 125, 31.2, 0.600, _AMPERE),
+    Arch("sm_89", "Ada: L4, L40, RTX 40", 99 * KIB, 100 * KIB, 1536, 24, "L40", 181.05, 90.5, 0.864, _AMPERE),
+    Arch("sm_90a", "Hopper: H100, H200", 227 * KIB, 228 * KIB, 2048, 32, "H200 SXM", 989.5, 67, 4.8, _HOPPER),
+    Arch("sm_100a", "Blackwell: B200", 227 * KIB, 228 * KIB, 2048, 32, "B200", 2250, 75, 8.0, _BLACKWELL),
+    Arch("sm_120a", "Blackwell: RTX 50", 99 * KIB, 100 * KIB, 1536, 24, "RTX 5090", 209.5, 104.8, 1.792, _BLACKWELL_CONSUMER),
 )
 
 ARCHES: dict[str, Arch] = {row.name: row for row in ROWS}

@@ -26,7 +26,6 @@ class Axis:
 
     @property
     def interval(self) -> Interval:
-        """The indices of a tile."""
         return Interval(self.lo, self.hi)
 
     @property

@@ -77,16 +77,20 @@ def extents(length: int, block: int) -> Array:
 
 
 def pairs_in(chosen: Array, rows: Array, keys: Array) -> int:
-    """The number of pairs in the chosen tiles [blocks of rows, tiles of keys]. `rows` and `keys` are extents: of all but the
-    last the same."""
+    """The pairs in chosen tiles [blocks of rows, tiles of keys]; `rows`, `keys`: extents, of all but the last the same."""
     if not chosen.size:
         return 0
     of_rows = np.count_nonzero(chosen, axis=1) * keys[0] - chosen[:, -1] * (keys[0] - keys[-1])
     return int(rows @ of_rows)
 
 
+def pairs_visited(kinds: Array, lengths: tuple[int, int], tile: tuple[int, int], whole: bool = False) -> int:
+    """The number of pairs in tiles that are not EMPTY; `lengths` and `tile`: rows and keys. `whole`: keys past the end too."""
+    keys = np.full(kinds.shape[1], tile[1]) if whole else extents(lengths[1], tile[1])
+    return pairs_in(kinds != EMPTY, extents(lengths[0], tile[0]), keys)
+
+
 def count_kinds(kinds: Array) -> dict[str, int]:
-    """The number of tiles of each kind, by its name."""
     return {name: int((kinds == kind).sum()) for kind, name in KIND_NAMES.items()}
 
 

@@ -26,13 +26,12 @@ ROW_ELEMENTS = 4  # at most: a thread holds each of them for two rows
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A staged element: `gather`, read once per key or row. `name` is its name in functions of pairs. `in_score`: the score
-    reads it, which is evaluated in every tile; otherwise the mask alone does, which is evaluated in partial tiles."""
+    """A staged element: `gather`, read once per key or row."""
 
-    name: str
+    name: str  # in functions of pairs
     gather: Gather
     dtype: DType
-    in_score: bool
+    in_score: bool  # the score reads it, which is evaluated in every tile; else the mask alone, evaluated in partial tiles
 
     @property
     def symbol(self) -> Name:

@@ -37,27 +37,22 @@ WORDS = 13  # per element that is summed without rounding (templates/primitives/
 
 @dataclass(frozen=True, slots=True)
 class TermSum:
-    """A workspace that holds what pairs add to one captured tensor or param, `captured`.
-
-    `reads` are the numbers of the contributions that add to it: all of one element, or, in words, all.
-    """
+    """A workspace that holds what pairs add to one captured tensor or param, `captured`."""
 
     captured: str
     place: Place
-    reads: tuple[int, ...]
+    reads: tuple[int, ...]  # the numbers of the contributions that add to it: all of one element, or, in words, all
     number: int = 0  # number of the workspace, if the tensor has several
     diagonals: bool = False  # words only: a term is the sum of a tile's diagonal, whose pairs read the same element
 
     @property
     def name(self) -> str:
-        """The workspace's name."""
         return f"{self.place}_of_{self.captured}{self.number or ''}"
 
 
 def term_sums(facts: SpecFacts, diagonals: bool = False) -> tuple[TermSum, ...]:
     """The workspaces of the captured gradients that are wanted; `diagonals`: a block adds up those of its tiles."""
-    assert facts.gradient is not None
-    return tuple(s for one in facts.gradient.captured if one.name in facts.wanted for s in _of_one(one, diagonals))
+    return tuple(s for one in facts.captured_gradients for s in _of_one(one, diagonals))
 
 
 def _of_one(gradient: CapturedGradient, diagonals: bool) -> list[TermSum]:

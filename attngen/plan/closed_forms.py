@@ -32,14 +32,10 @@ class IndexRange(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """The indices that a condition allows for a block of the other axis.
+    """The indices that a condition allows for a block of the other axis."""
 
-    `hull` contains every index that it allows for some index of the block. It allows all of `full` for every index of the
-    block; None: no such range is known.
-    """
-
-    hull: IndexRange
-    full: IndexRange | None
+    hull: IndexRange  # every index that it allows for some index of the block
+    full: IndexRange | None  # it allows all of them for every index of the block; None: no such range is known
 
     def both(self, other: Solved) -> Solved:
         full = None if self.full is None or other.full is None else self.full.meet(other.full)

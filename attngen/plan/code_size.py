@@ -24,8 +24,7 @@ def is_inlined(*exprs: Expr | None) -> bool:
 
 
 def pair_cost(spec: AttentionSpec, elements: Staged, gradient: Gradient | None) -> int:
-    """The cost of the mask and of the score, and of a derivative, as code that is inlined; elements of a key or a row are not
-    read for each pair."""
+    """The cost of mask, score and derivative as inlined code; elements of a key or a row are not read for each pair."""
     exprs = (spec.mask, spec.score, None if gradient is None else gradient.ds)
     return sum(cost_of_pairs(elements.named(e)) for e in exprs if e is not None)
 

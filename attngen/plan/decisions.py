@@ -29,7 +29,6 @@ def rough_decisions(facts: SpecFacts) -> Iterator[Decision]:
 
 
 def maximum_decisions(facts: SpecFacts) -> Iterator[Decision]:
-    """Whether a softmax needs a row maximum."""
     if facts.shift is not None:
         because = f"scores lie within {score_bound(facts.spec):g} of 0: a constant keeps weights in range"
         yield Decision("maximum", "none", because)
@@ -55,7 +54,6 @@ def unfused_decisions(facts: SpecFacts, kept: tuple[str, ...]) -> Iterator[Decis
 
 
 def saved_decisions(saved: tuple[str, ...]) -> Iterator[Decision]:
-    """What the forward has saved for a backward."""
     if "lse" in saved:
         yield Decision(
             "weights", "recomputed", "from scores and the lse of their row, which the forward has saved: O(q_len) bytes"
@@ -65,7 +63,6 @@ def saved_decisions(saved: tuple[str, ...]) -> Iterator[Decision]:
 
 
 def delta_decisions(delta: Delta) -> Iterator[Decision]:
-    """What delta is computed from, if it is needed."""
     if delta:
         yield Decision("delta", delta, WHY_DELTA[delta])
 

@@ -16,7 +16,7 @@ from attngen.plan.uniform_score import uniform_score
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.cost import MOST_OF_BACKWARD, OF_GRADIENT, OF_TENSOR, cost, too_much_code
 from attngen.spec.expr import Expr
-from attngen.spec.gradient import Gradient, gradient_of
+from attngen.spec.gradient import CapturedGradient, Gradient, gradient_of
 
 DETERMINISTIC = False  # whether gradients have the same bits in every run, if neither a call nor torch's global switch says so
 
@@ -36,6 +36,11 @@ class SpecFacts:
     wanted: tuple[str, ...] = ()  # the gradients that a backward computes, by the names of arguments; none: a forward
     gradient: Gradient | None = None  # backward only
     deterministic: bool = DETERMINISTIC  # gradients have the same bits in every run
+
+    @property
+    def captured_gradients(self) -> tuple[CapturedGradient, ...]:
+        """Of the captured tensors and params whose gradients are wanted; of a forward none."""
+        return tuple(one for one in self.gradient.captured if one.name in self.wanted) if self.gradient else ()
 
     def divided_distances(self, rows: int, block_kv: int) -> int:
         """The distances for which a thread keeps a remainder, see `distances_of_a_thread`."""

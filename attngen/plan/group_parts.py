@@ -21,9 +21,7 @@ class GroupParts:
     keys: int
     rounds: int
 
-    words: ClassVar[str] = (
-        "parts of a group of query heads, each with work tiles of its own"  # the comment beside the parameter
-    )
+    words: ClassVar[str] = "parts of a group of query heads, each with work tiles of its own"  # beside the parameter
 
     def __call__(self, sizes: Mapping[str, int]) -> int:
         """At least 1."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from attngen.plan.group_parts import GroupParts
 from attngen.plan.saved import Delta
@@ -11,6 +11,8 @@ from attngen.plan.split_keys import Splits
 
 if TYPE_CHECKING:
     from attngen.plan.plan import Plan
+
+Copies = Literal["tma", "cp_async", ""]  # `templates/parts/decode/by_NAME.j2`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,21 +25,9 @@ class Own:
     parts: GroupParts | None = None  # parts of a group of query heads, each with its own work tiles; None: there are no groups
     splits: Splits | None = None  # how many blocks the keys of a tile of rows are split over; None: they are not
     q_in_registers: bool | None = None  # the fragments of Q stay in registers, or in shared memory; None: there is no choice
-
-    @property
-    def held(self) -> int:
-        """The rows that a block holds; 0: those of a tile."""
-        return 0
-
-    @property
-    def held_keys(self) -> int:
-        """The keys that a block holds; 0: those of a tile."""
-        return 0
-
-    @property
-    def copies_by_tma(self) -> bool:
-        """Whether TMA copies the tiles of a schedule that may copy them otherwise."""
-        return False
+    held: int = 0  # rows that a block holds; 0: those of a tile
+    held_keys: int = 0  # keys that a block holds; 0: those of a tile
+    copies: Copies = ""  # how K and V are copied, in a schedule that has a choice
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Self:

@@ -99,13 +99,11 @@ class TileChoice(Protocol):
 class Schedule:
     """Everything that the compiler knows of one schedule; adding a schedule takes this object and its template.
 
-    `name` is that of its template, `templates/kernels/NAME.cu.j2`, and of the explanation of its design,
-    `templates/lessons/NAME.j2`. `keyword` is its name in a spec's `kernel` statement, which several schedules may share: the
-    first of them that suits the spec and the architecture is used. A schedule of direction "backward" computes the gradients
-    `facts.wanted`; its name ends in BACKWARD_SUFFIX.
+    A schedule of direction "backward" computes the gradients `facts.wanted`; its name ends in BACKWARD_SUFFIX.
     """
 
-    name: str
+    name: str  # of its template, `templates/kernels/NAME.cu.j2`, and of its explanation, `templates/lessons/NAME.j2`
+    # in a spec's `kernel` statement; of several that share it, the first that suits the spec and the architecture is used
     keyword: ScheduleName
     summary: str  # one sentence, for `attngen list`
     direction: Direction = "forward"
@@ -242,7 +240,6 @@ class Plan:
         return self.facts.wanted
 
     def wants(self, *names: str) -> bool:
-        """Whether one of these gradients is wanted."""
         return any(n in self.wanted for n in names)
 
     @property

@@ -163,7 +163,6 @@ def counted(kernel: Spilled, size: int, keys: int, *families: Family) -> Counted
 
 
 def parse(schedule: str, text: str) -> dict[Family, Widest]:
-    """The rows of a schedule's file."""
     _, names, *rows = (line.split() for line in text.splitlines())
     keys = [int(name) for name in names if name.isdecimal()]
     found: dict[Family, Widest] = {}
@@ -174,7 +173,6 @@ def parse(schedule: str, text: str) -> dict[Family, Widest]:
 
 
 def to_text(rows: Mapping[Family, Widest]) -> str:
-    """The file of a schedule's rows."""
     keys = sorted({k for found in rows.values() for k in found})
     cells = [["#", *COLUMNS, *map(str, keys)]]
     for family, found in rows.items():

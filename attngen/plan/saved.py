@@ -10,6 +10,7 @@ from attngen.plan.facts import SpecFacts
 from attngen.spec.attention import AttentionSpec
 
 Delta = Literal["O and dO", "sums over keys", ""]  # what delta is computed from; the last: it is not needed
+Dq = Literal["own kernel", "additions", ""]  # who adds up dQ; the last: it is not wanted
 
 
 def needs_lse_rest(spec: AttentionSpec) -> bool:
@@ -41,12 +42,10 @@ def _shows_rounding(facts: SpecFacts) -> bool:
     Those of a sink and of a bias of all pairs, in the type of O, do not: they are sums with one term for each row, or for each
     pair, and are rounded to that type.
     """
-    assert facts.gradient is not None
     types = {one.name: one.dtype for one in facts.spec.inputs}
     return any(
         not (c.source == "sink" or one.access == "pair") or types.get(one.name) != facts.spec.dtype
-        for one in facts.gradient.captured
-        if one.name in facts.wanted
+        for one in facts.captured_gradients
         for c in one.contributions
     )
 

@@ -18,20 +18,15 @@ ELEMENT_BYTES = {"int": 4, "unsigned": 4, "float": 4, "mbarrier": 8, "byte": 1} 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBuffer:
-    """An array in a block's shared memory; the kernel's constant NAME_SMEM is its offset in bytes.
-
-    `shape` has the extents, the outermost first, for instance [stages][slabs][rows][columns]. Each row is followed by `pad`
-    elements. `swizzled`: the chunks of a row of 128 bytes are permuted as in `Layout`. `read` is None for what is no tile of a
-    matrix, else which chunks are read at once (`Layout`).
-    """
+    """An array in a block's shared memory; the kernel's constant NAME_SMEM is its offset in bytes."""
 
     name: str
     element: str  # a key of ELEMENT_BYTES
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # extents, the outermost first, for instance [stages][slabs][rows][columns]
     use: str  # what it holds, in words
-    pad: int = 0
-    swizzled: bool = False
-    read: str | None = None
+    pad: int = 0  # elements after each row
+    swizzled: bool = False  # the chunks of a row of 128 bytes are permuted as in `Layout`
+    read: str | None = None  # which chunks are read at once (`Layout`); None for what is no tile of a matrix
     then: str = ""  # the matrix whose rows it holds at the end
     kernel: str = ""  # the only kernel of the file that has it; empty: all have it
     offset: int = 0
@@ -72,17 +67,15 @@ def _aligned(buffer: SharedBuffer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A tile in shared memory: `rows` of `data_bytes` each, one every `row_bytes`. `swizzled`: the chunks of a row of 128 bytes
-    are permuted by exclusive or with the row's number modulo 8. `read`: which eight chunks are read at once, at most: a COLUMN
-    of eight rows, neighbours in a ROW, or neither. `gap`: after every `gap[0]` rows, `gap[1]` bytes are left free."""
+    """A tile in shared memory: `rows` of `data_bytes` each, one every `row_bytes`."""
 
     name: str
     rows: int
     data_bytes: int
     row_bytes: int
-    read: str
-    swizzled: bool = False
-    gap: tuple[int, int] = (1, 0)
+    read: str  # which eight chunks are read at once, at most: a COLUMN of eight rows, neighbours in a ROW, or NEITHER
+    swizzled: bool = False  # chunks of a row of 128 bytes are permuted by exclusive or with the row's number modulo 8
+    gap: tuple[int, int] = (1, 0)  # after every so many rows, so many bytes are left free
 
     @property
     def chunks(self) -> int:

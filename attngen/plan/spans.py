@@ -34,7 +34,6 @@ class Span:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The names of the two tensors."""
         return f"{self.name}.min", f"{self.name}.max"
 
 

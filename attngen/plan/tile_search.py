@@ -15,7 +15,7 @@ from attngen.plan.plan import Decision, Plan, Schedule, origin_of, refusal
 from attngen.plan.room import PLENTY, Room
 from attngen.plan.shared_memory import SharedBuffer, lay_out
 from attngen.plan.tile import Tile
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import AttentionSpec, KernelRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +51,12 @@ def pick_tile(
 
     Raises PlanRefusal, with the tiles that would fit, where the overrides do not.
     """
-    asked = spec.kernel
-    overrides: dict[str, object] = {
-        "tile": (asked.block_q, asked.block_kv) if asked.block_q and asked.block_kv else None,
-        "stages": asked.stages,
-        "warps": asked.warps,
-    }
-    overrides = {field: value for field, value in overrides.items() if value is not None}
-    if not overrides:
-        for tile in preferred:
-            if cost(tile).fits(arch, 32 * tile.warps):
-                return tile
-        raise AssertionError((spec.head_dim, spec.head_dim_v, arch.name))
-    matching = [t for t in (*preferred, *possible) if _has(t, overrides)]
+    overrides = {field: value for field, value in _choices(spec.kernel).items() if value is not None}
+    matching = [t for t in (*preferred, *(possible if overrides else ())) if _has(t, overrides)]
     for tile in matching:
         if cost(tile).fits(arch, 32 * tile.warps):
             return tile
+    assert overrides, (spec.head_dim, spec.head_dim_v, arch.name)
     others = fitting(arch, possible, cost)
     sizes = f"{spec.head_dim}" + (f", v {spec.head_dim_v}" if spec.head_dim_v != spec.head_dim else "")
     wanted = ", ".join(f"{field} {_show(value)}" for field, value in overrides.items())
@@ -120,9 +110,14 @@ def fitting(arch: Arch, tiles: Sequence[Tile], cost: Callable[[Tile], Cost]) -> 
     return tuple(t for t in dict.fromkeys(tiles) if cost(t).fits(arch, 32 * t.warps))
 
 
+def _choices(of: Tile | KernelRequest) -> dict[str, object]:
+    """What a `kernel` statement may state of a tile, by its fields; None: it does not."""
+    tile = (of.block_q, of.block_kv) if of.block_q and of.block_kv else None
+    return {"tile": tile, "stages": of.stages, "warps": of.warps}
+
+
 def _has(tile: Tile, overrides: dict[str, object]) -> bool:
-    have = {"tile": (tile.block_q, tile.block_kv), "stages": tile.stages, "warps": tile.warps}
-    return all(have[field] == value for field, value in overrides.items())
+    return overrides.items() <= _choices(tile).items()
 
 
 def _show(value: object) -> str:
@@ -134,9 +129,6 @@ def _suggest(those_that_fit: Sequence[Tile], overrides: dict[str, object]) -> st
     for field in overrides:
         others = {f: v for f, v in overrides.items() if f != field}
         tiles = [t for t in those_that_fit if _has(t, others)]
-        values = dict.fromkeys(
-            {"tile": f"{t.block_q} x {t.block_kv}", "stages": str(t.stages), "warps": str(t.warps)}[field] for t in tiles
-        )
-        if values:
+        if values := dict.fromkeys(_show(_choices(t)[field]) for t in tiles):
             return f"{field} {', '.join(values)}"
     return ", ".join(dict.fromkeys(f"tile {t.block_q} x {t.block_kv}" for t in those_that_fit))

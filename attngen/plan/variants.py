@@ -3,7 +3,7 @@ those of its tile. `SPECS` take the most registers of their kind: the table of r
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from attngen.plan.axes import KEYS, ROWS
 from attngen.plan.facts import SpecFacts
@@ -22,7 +22,6 @@ from attngen.spec.operator import sub
 Variant = Literal[
     "plain", "closed", "closed,more", "keys", "keys,more", "distances", "pairs", "divided", "dropout", "dropout,more"
 ]
-VARIANTS: tuple[Variant, ...] = get_args(Variant)
 DOCUMENTS = "input ids: int32[batch, kv_len] mask causal and same_document(ids)"
 SPECS: dict[Variant, tuple[str, ...]] = {
     "plain": ("mask causal output lse", "param n: int mask q - k < n and causal"),
@@ -57,7 +56,6 @@ SPECS: dict[Variant, tuple[str, ...]] = {
 
 
 def variant(facts: SpecFacts) -> Variant:
-    """The variant of a spec."""
     if facts.spec.dropout is None:
         return without_dropout(facts)
     return "dropout" if without_dropout(facts) in ("plain", "keys") else "dropout,more"

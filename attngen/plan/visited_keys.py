@@ -19,8 +19,7 @@ PLACES = (0.0, *((i + 0.5) / SAMPLED for i in range(SAMPLED)), 1 - 2.0**-40)  # 
 
 @dataclass(frozen=True, slots=True)
 class Visited:
-    """The keys that blocks of rows visit, in whole tiles: so many at least, on average and at most; one number for each size of
-    blocks and tiles."""
+    """The keys that blocks of rows visit, in whole tiles: one number for each size of blocks and tiles."""
 
     least: Numbers
     mean: Numbers

@@ -41,20 +41,16 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """The elements of one tensor whose error exceeds the bound: the first one, their number and their place.
-
-    `index` has an entry for each of `axes`: (b, h, q, d) in O and (b, h, q) in lse. `where` names the heads, rows, ... that
-    contain all of them; "" if these are not restricted.
-    """
+    """The elements of one tensor whose error exceeds the bound: the first one, their number and their place."""
 
     tensor: str
-    index: tuple[int, ...]
+    index: tuple[int, ...]  # an entry for each of `axes`
     found: float
     expected: float
     count: int
     elements: int
-    where: str
-    axes: tuple[str, ...]
+    where: str  # the heads, rows, ... that contain all of them; "" if these are not restricted
+    axes: tuple[str, ...]  # (b, h, q, d) of O, (b, h, q) of lse
 
     def __str__(self) -> str:
         at = ", ".join(f"{axis}={i}" for axis, i in zip(self.axes, self.index, strict=True))
@@ -68,14 +64,13 @@ LEAST = 2.0**-149  # smallest positive number of fp32
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The largest errors of O and lse, or of a gradient, and their bounds. NaN in the place of a number
-    counts as an infinite error. `wrong` has an entry for each tensor with elements that exceed the bound."""
+    """The largest errors of O and lse, or of a gradient, and their bounds. NaN instead of a number is an infinite error."""
 
     error: float
     allowed: float
     lse_error: float | None = None
     allowed_lse: float = 0.0
-    wrong: tuple[Wrong, ...] = ()
+    wrong: tuple[Wrong, ...] = ()  # an entry for each tensor with elements that exceed the bound
 
     @property
     def passed(self) -> bool:

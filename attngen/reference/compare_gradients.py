@@ -67,8 +67,7 @@ def gradient_truth(
 def _inexact(
     spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float] | None, draw: int, saved: tuple[str, ...]
 ) -> Saved:
-    """O and lse, if `saved`, with errors as a forward may have them, which rounds its weights to storage for tensor cores, and
-    O."""
+    """O and lse, if `saved`, with errors as of a forward that rounds weights for tensor cores, and O, to storage."""
     rounding = Rounding(DRAWS + draw, max(TERM, unit_roundoff(spec.dtype)))
     found = numpy_attention(spec, problem, params, rounding=rounding)
     output = from_storage(round_to_storage(found.output.astype(np.float32), spec.dtype)) if "out" in saved else None

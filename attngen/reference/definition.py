@@ -26,14 +26,11 @@ SPLIT_TERM = 2.4 * 1.2 * 2.0**-18
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Errors of matrix products: `seed` of their signs, and the relative error of each term of a sum over rows or keys.
+    """Errors of matrix products."""
 
-    Terms of all sums have SPLIT_TERM too if the spec's precision allows it. `shared`: what other seeds need too for the same
-    problem; None: nothing is kept.
-    """
-
-    seed: int
-    term: float = TERM
+    seed: int  # of their signs
+    term: float = TERM  # relative error of each term of a sum over rows or keys, beside SPLIT_TERM if the precision allows it
+    # what other seeds need too for the same problem; None: nothing is kept
     shared: dict[tuple[Any, ...], Any] | None = field(default=None, repr=False, compare=False)
 
     def kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
@@ -48,15 +45,12 @@ class Rounding:
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Arrays of one call, all of the namespace `xp`, numpy or a TorchNamespace: floats in the precision of the computation,
-    integers as int64.
-
-    q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, head_dim_v].
-    """
+    integers as int64."""
 
     spec: AttentionSpec
-    q: Any
-    k: Any
-    v: Any
+    q: Any  # [batch, q_heads, q_len, head_dim]
+    k: Any  # [batch, kv_heads, kv_len, head_dim]
+    v: Any  # [batch, kv_heads, kv_len, head_dim_v]
     inputs: Mapping[str, Any]
     params: Mapping[str, int | float]
     xp: Any
@@ -72,15 +66,13 @@ class Problem:
 
 
 def allowed_rows(problem: Problem, b: int, h: int, rows: slice, keys: Any = None) -> Any:
-    """The mask of one head, for a block of query rows: [rows, kv_len], or a shape that broadcasts to it; for the indices `keys`
-    alone if given."""
+    """The mask of one head, for a block of query rows, of all keys or `keys`: [rows, keys], or what broadcasts to it."""
     assert problem.spec.mask is not None
     return evaluate(problem.spec.mask, *surroundings(problem, b, h, rows, keys))
 
 
 def surroundings(problem: Problem, b: int, h: int, rows: slice, keys: Any = None) -> tuple[dict[str, Any], Any, Any, Any]:
-    """The arguments of `evaluate` for a block of rows and all keys, or the indices `keys`: values of names, reader of inputs,
-    namespace, literals."""
+    """The arguments of `evaluate` for a block of rows and all keys, or `keys`: names, reader of inputs, namespace, literals."""
     sizes = problem.sizes
     numbers = {**sizes, **problem.params, "b": b, "h": h}
     names: dict[str, Any] = {name: _number(problem, value) for name, value in numbers.items()}
@@ -112,8 +104,7 @@ def key_rows(problem: Problem, b: int, h: int) -> Any:
 
 
 def angles(problem: Problem, b: int, rows: slice | None = None) -> tuple[Any, Any]:
-    """The cosines and sines [length, rotary_dim / 2] of a block of query rows, or of all keys. Outside of its table, a position
-    has the nearest row of it."""
+    """The cosines and sines [length, rotary_dim / 2] of query rows, or of all keys; outside its table, of the nearest row."""
     rotary = problem.spec.rotary
     assert rotary is not None
     names, *rest = surroundings(problem, b, 0, rows or slice(0, 1))

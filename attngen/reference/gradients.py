@@ -58,12 +58,11 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """The gradient of one argument, with the sum of its terms' magnitudes and their number, element by element, of which the
-    error of adding them up follows."""
+    """The gradient of one argument, and what the error of adding it up follows from."""
 
     value: Array
-    magnitude: Array
-    terms: Array
+    magnitude: Array  # of each element, the sum of its terms' magnitudes
+    terms: Array  # and their number
 
 
 def numpy_gradients(

@@ -57,29 +57,25 @@ Scores = Literal["huge", "negative", "positive", "mixed", "falling", "rising", "
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The distribution of a problem's values.
+    """The distribution of a problem's values."""
 
-    `magnitude` multiplies Q, and so the scores. `integers` along a sequence are sorted identifiers of documents, of two
-    documents or of one, or positions in any order; with "least" all integers are 0, 1 and the number of keys in turn, with
-    "largest" they begin with the number of keys. Booleans over keys are true for `tile` (rows, keys) and false for the keys
-    after it, so that tiles of every class occur; if it `hides_rows`, they are false for a tile's rows after the first ones,
-    and for each third row. `scores` other than random ones are exact, and far from each other: "huge" ones of every second
-    row, but of rows 64 to 95 of each 256, are of the order of 2^28 or more, and negative in each eighth row; "negative" and
-    "positive" ones are all so, and of "mixed" ones those of a row, each second eight rows; the largest of a row may then be
-    anywhere. "falling" and "rising" ones are negative, and fall or rise from key to key. "equal" ones are those of three
-    neighbouring keys, of the order of 2^22. With `blocks`, integers along a sequence are the numbers of blocks of so many
-    elements, the first one of so many fewer; they fall if the length is negative. If they are `broadcast`, captured tensors
-    have one element along batch and heads. With `spoils_sinks`, the first of the sinks that a tensor has is NaN if there are
-    keys, the second -inf, and the third near the largest number.
-    """
-
-    magnitude: float = 1.0
+    magnitude: float = 1.0  # multiplies Q, and so the scores
+    # Along a sequence: sorted identifiers of documents, of two documents or of one, or positions in any order. With "least" all
+    # integers are 0, 1 and the number of keys in turn; with "largest" they begin with the number of keys.
     integers: Literal["documents", "two documents", "one document", "positions", "least", "largest", "beyond"] = "documents"
+    # Booleans over keys are true for this tile (rows, keys) and false for the keys after it, so that tiles of every class occur
     tile: tuple[int, int] | None = None
-    hides_rows: bool = False
+    hides_rows: bool = False  # they are false for a tile's rows after the first ones, and for each third row
+    # Others than random ones are exact, and far from each other. "huge" ones of every second row, but of rows 64 to 95 of each
+    # 256, are of the order of 2^28 or more, and negative in each eighth row. "negative" and "positive" ones are all so, and of
+    # "mixed" ones those of a row, each second eight rows: the largest of a row may be anywhere. "falling" and "rising" ones are
+    # negative, and fall or rise from key to key. "equal" ones are those of three neighbouring keys, of the order of 2^22.
     scores: Literal["random", Scores] = "random"
+    # Integers along a sequence are the numbers of blocks of so many elements, the first one of so many fewer; they fall if the
+    # length is negative
     blocks: tuple[int, int] | None = None
-    broadcast: bool = False
+    broadcast: bool = False  # captured tensors have one element along batch and heads
+    # Of a tensor's sinks, the first is NaN if there are keys, the second -inf, and the third near the largest number
     spoils_sinks: bool = False
 
 
@@ -183,8 +179,7 @@ def captured_sinks(spec: AttentionSpec) -> tuple[str, ...]:
 
 
 def broadcast_dims(spec: AttentionSpec) -> tuple[str, ...]:
-    """The dimensions along which captured tensors may have one element of several, of batch and heads: not those whose size the
-    spec states."""
+    """The dimensions of batch and heads, if the spec leaves them open, along which captured tensors may have one element."""
     return ("batch", "q_heads", "kv_heads") if spec.q_heads is None else ("batch",)
 
 

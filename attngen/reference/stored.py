@@ -85,13 +85,9 @@ def _with_gaps(array: Array, gap: int) -> Array:
     if array.ndim == 0:
         return array
     if array.ndim == 1:
-        memory = np.empty((len(array), 2), array.dtype)
-        memory.view(np.uint8)[...] = 0xFF
-        memory[:, 0] = array
-        return memory[:, 0]
+        return _with_gaps(array[:, None], 1)[:, 0]
     *outer, size = array.shape
-    memory = np.empty((*outer, size + gap), array.dtype)
-    memory.view(np.uint8)[...] = 0xFF
+    memory = nans((*outer, size + gap), array.dtype)
     memory[..., :size] = array
     return memory[..., :size]
 
@@ -100,15 +96,13 @@ Layout = Literal["rows", "base", "columns", "heads"]
 
 
 def with_layout(array: Array, layout: Layout) -> Array:
-    """The same array in other memory: its rows, its heads, or its base alone, are not aligned to more than an element; or its
-    columns are not neighbours."""
+    """The same array in other memory: rows, heads or the base are aligned to an element alone, or columns lie apart."""
     if layout == "heads":
         return _with_odd_heads(array)
     *outer, size = array.shape
     width = {"rows": size + 1, "base": size + GAP, "columns": 2 * size}[layout]
     begin, step = int(layout == "base"), 1 + (layout == "columns")
-    memory = np.empty((*outer, width), array.dtype)
-    memory.view(np.uint8)[...] = 0xFF
+    memory = nans((*outer, width), array.dtype)
     view = memory[..., begin : begin + step * size : step]
     view[...] = array
     return view
@@ -117,8 +111,7 @@ def with_layout(array: Array, layout: Layout) -> Array:
 def _with_odd_heads(array: Array) -> Array:
     """[..., heads, rows, size]: an element lies between two heads."""
     *outer, rows, size = array.shape
-    memory = np.empty((*outer, rows * size + 1), array.dtype)
-    memory.view(np.uint8)[...] = 0xFF
+    memory = nans((*outer, rows * size + 1), array.dtype)
     inside = memory[..., :-1]
     strides = (*inside.strides[:-1], size * array.itemsize, array.itemsize)
     view = np.lib.stride_tricks.as_strided(inside, array.shape, strides)

@@ -58,8 +58,7 @@ NO_GRADIENTS = NO_OTHER | {  # and its gradients
 
 
 def _refuse_unsuitable(chosen: Schedule, facts: SpecFacts, arch: Arch) -> None:
-    """Raise PlanRefusal if head sizes, element types, gradients or a storage do not suit a schedule; of the rest of a spec it
-    says so itself."""
+    """Raise PlanRefusal if head sizes, element types, gradients or a storage do not suit; a schedule says the rest itself."""
     for statement, reason in chosen.limits(facts.spec):
         others = ", ".join(keywords_of(facts, arch))
         what = f"`{statement}` of attention `{facts.spec.name}` does not suit the {chosen.keyword} schedule"

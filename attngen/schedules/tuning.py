@@ -41,12 +41,11 @@ def request_of(plan: Plan) -> KernelRequest:
 
 
 def alternatives(planned: Plan) -> dict[KernelRequest, Plan]:
-    """The plan of each point of the space of choices of `planned`'s schedule that fits: of its spec, direction and gradients,
-    `planned` first."""
+    """The plan of each choice that fits, of the schedule, spec and gradients of `planned`, which comes first."""
     facts, arch = planned.facts, planned.arch
-    said = {"direction": planned.direction, "wanted": planned.wanted, "deterministic": facts.deterministic}
-    found = [request_of(planned), *candidates(facts.spec, arch, planned.keyword, planned.wanted, facts.deterministic)]
-    return {r: choose(facts.spec, arch, r, **said) for r in dict.fromkeys(found)}  # type: ignore[arg-type]
+    found = candidates(facts.spec, arch, planned.keyword, facts.wanted, facts.deterministic)
+    requests = dict.fromkeys((request_of(planned), *found))
+    return {r: choose(facts.spec, arch, r, wanted=facts.wanted, deterministic=facts.deterministic) for r in requests}
 
 
 def title_of(kernel: KernelRequest) -> str:
@@ -62,9 +61,9 @@ def tuned_plan(plan: Plan, kernel: KernelRequest, decision: Decision) -> Plan:
 
     `plan` itself if they do not fit: another version of attngen found them.
     """
-    said = {"direction": plan.direction, "wanted": plan.wanted, "deterministic": plan.facts.deterministic}
+    facts, saves_lse = plan.facts, bool(plan.saved)
     try:
-        found = choose(plan.facts.spec, plan.arch, kernel, None, bool(plan.saved), **said)  # type: ignore[arg-type]
+        found = choose(facts.spec, plan.arch, kernel, None, saves_lse, wanted=facts.wanted, deterministic=facts.deterministic)
     except PlanRefusal:
         return plan
     return replace(found, decisions=(decision, *stated_by(found.decisions, "tuned")))

@@ -295,7 +295,7 @@ def test_every_schedule_that_auto_may_take_is_checked() -> None:
     from attngen.cli.check import _Devices
 
     def schedules(spec: AttentionSpec, arch: str | None) -> list[str]:
-        return [schedule for schedule, _ in _Devices(None, arch, 1, True, False).kernels(spec, None)]
+        return [kernel.schedule for kernel in _Devices(None, arch, 1, True, False).kernels(spec, None)]
 
     spec = shipped("gpt2")
     assert schedules(spec, None) == schedules(spec, "sm_90a") == ["naive", "tiled", "fused", "wgmma", "hopper", "decode"]

@@ -36,14 +36,13 @@ class PackedMaps(dict[int, memoryview]):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One launch. `template` holds its packed parameters; `slots` are the addresses in it: (which eight bytes, which address);
-    `maps` are the tensor maps, packed by address."""
+    """One launch."""
 
     geometry: tuple[Any, int, int, int, int, int, int, int]  # function, grid, block, shared bytes: as the driver takes them
-    template: bytes
+    template: bytes  # its packed parameters
     offsets: tuple[int, ...]
-    slots: tuple[tuple[int, int], ...]
-    maps: tuple[tuple[int, int, PackedMaps], ...]
+    slots: tuple[tuple[int, int], ...]  # the addresses in it: which eight bytes, which address
+    maps: tuple[tuple[int, int, PackedMaps], ...]  # the tensor maps, packed by address
     early: bool
 
 

@@ -91,8 +91,7 @@ def runtime_digest() -> str:
 
 
 def calls_of(library: Path, addresses: Sequence[int], file: str) -> dict[int, list[int]]:
-    """The lines of `file` behind the code before each address, innermost first; inlined calls give several. Addresses are
-    offsets into the library."""
+    """The lines of `file` behind the code before each address, an offset into the library: the innermost inlined call first."""
     tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
     distinct = sorted(set(addresses))
     if tool is None or not distinct:

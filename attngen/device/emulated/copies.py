@@ -96,8 +96,7 @@ def _strided(one: Memory) -> Array:
 
 
 def _distinct(array: ArrayView) -> list[tuple[int, int]]:
-    """The dimensions along which addresses differ, as sizes and distances in elements from the lowest address on, those of the
-    largest distance first."""
+    """Sizes and distances in elements of the dimensions along which addresses differ, the largest distance first."""
     return sorted(((n, abs(s)) for n, s in zip(array.shape, array.strides, strict=True) if n > 1 and s), key=lambda d: -d[1])
 
 

@@ -104,20 +104,14 @@ class Counters:
 
 @dataclass(frozen=True)
 class EmulatedDevice:
-    """The CPU as a CUDA device.
+    """The CPU as a CUDA device."""
 
-    `checked` checks every access (see EmulationError) and counts bytes; without it, kernels run several times faster. A `seed`
-    other than 0 permutes the order of a block's threads after every barrier. `arch` is the architecture of plans. `watch`, for
-    a checked device, also traces every access, and the steps of the threads that it names. `debug` compiles for a debugger.
-    Persistent kernels have a block for each of the `multiprocessors`, and keys are split over as many.
-    """
-
-    checked: bool = True
-    seed: int = 0
-    arch: str = "sm_80"
-    watch: Watch | None = None
-    debug: bool = False
-    multiprocessors: int = MULTIPROCESSORS
+    checked: bool = True  # check every access (see EmulationError) and count bytes; else kernels run several times faster
+    seed: int = 0  # others than 0 permute the order of a block's threads after every barrier
+    arch: str = "sm_80"  # the architecture of plans
+    watch: Watch | None = None  # a checked device also traces every access, and the steps of the threads that it names
+    debug: bool = False  # compile for a debugger
+    multiprocessors: int = MULTIPROCESSORS  # persistent kernels have a block for each; keys are split over as many
 
     def __post_init__(self) -> None:
         assert self.checked or self.watch is None

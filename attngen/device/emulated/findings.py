@@ -8,33 +8,14 @@ from attngen.device.protocol import DeviceError
 
 INTERRUPTED = "interrupted"  # by Ctrl-C: not a mistake of the kernel
 
-# In the order of `Kind` in runtime/state.hpp.
+# In the order of `Kind` in runtime/state.hpp; the last one is found after the launches, by device.py.
 KINDS = (
-    "",
-    "out of bounds",
-    "write to a read-only tensor",
-    "uninitialized shared read",
-    "uninitialized global read",
-    "race",
-    "copy in flight",
-    "misaligned access",
-    "divergent barrier",
-    "deadlock",
-    "runaway loop",
-    "missing proxy fence",
-    "missing wgmma fence",
-    "barrier misuse",
-    "accumulator in use",
-    "divergent warpgroup",
-    "too many registers",
-    "invalid operand",
-    "division by zero",
-    "trap",
-    "stack overflow",
-    "early access",
-    INTERRUPTED,
-    "counter not reset",  # found after the launches, by device.py
-)
+    "", "out of bounds", "write to a read-only tensor", "uninitialized shared read", "uninitialized global read", "race",
+    "copy in flight", "misaligned access", "divergent barrier", "deadlock", "runaway loop",
+    "missing proxy fence", "missing wgmma fence", "barrier misuse", "accumulator in use", "divergent warpgroup",
+    "too many registers", "invalid operand",
+    "division by zero", "trap", "stack overflow", "early access", INTERRUPTED, "counter not reset",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ BY_LANE = ("load", "store", "atomic", "cp.async")
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The threads whose steps are recorded: `threads` of block `block` (linear indices), at most `limit` steps each per
-    launch."""
+    """The threads whose steps are recorded: `threads` of `block` (linear), at most `limit` steps each per launch."""
 
     block: int = 0
     threads: tuple[int, ...] = (0,)
@@ -44,25 +43,20 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class AccessSite:
-    """One access site, or (with `buffer` None) a statement at which threads synchronize.
-
-    `calls` are the statement and its enclosing calls, innermost first. `wavefronts` are those of its executions in shared
-    memory, `phases` their number without bank conflicts; `degree` is the largest number of wavefronts of one phase. `sectors`
-    are the 32-byte sectors of global memory that executions touch, each counted once per execution.
-    """
+    """One access site, or (with `buffer` None) a statement at which threads synchronize."""
 
     kernel: str
     what: str
     writes: bool
     buffer: NamedBuffer | None
-    calls: tuple[Call, ...]
+    calls: tuple[Call, ...]  # the statement and its enclosing calls, innermost first
     executions: int
     lanes: int
     bytes: int
-    phases: int
-    wavefronts: int
-    sectors: int
-    degree: int
+    phases: int  # wavefronts without bank conflicts
+    wavefronts: int  # of its executions, in shared memory
+    sectors: int  # of 32 bytes of global memory that executions touch, each counted once per execution
+    degree: int  # the largest number of wavefronts of one phase
     width: int
 
     @property
@@ -94,26 +88,23 @@ class AccessSite:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a thread. `phase` counts the block barriers before it, `epoch` the convergences of its warp, `order` its own
-    steps since; `at` is its index among the steps of all watched threads, in the order of the run. `offset` in the buffer and
-    `width` are in bytes; `value` is the value read or written, if it is known."""
+    """One step of a thread."""
 
     site: AccessSite
     block: int
     thread: int
-    phase: int
-    epoch: int
-    order: int
-    offset: int
-    width: int
-    value: bytes | None
-    at: int = 0
+    phase: int  # block barriers before it
+    epoch: int  # convergences of its warp
+    order: int  # its own steps since
+    offset: int  # in the buffer, in bytes
+    width: int  # bytes
+    value: bytes | None  # read or written, if it is known
+    at: int = 0  # index among the steps of all watched threads, in the order of the run
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One call: its sites in order of first execution, and the watched steps, ordered by kernel, phase and warp, with the lanes
-    of a warp in lockstep."""
+    """A call's sites by first execution, and the watched steps by kernel, phase and warp, its lanes in lockstep."""
 
     sites: tuple[AccessSite, ...]
     steps: tuple[Step, ...]

@@ -21,21 +21,16 @@ Test = Callable[[Case], Any]  # true or false, as an array may be
 
 @dataclass(frozen=True, slots=True)
 class Circumstance:
-    """`what` happens, in words, to the plans of which all of `needs` are true, in the problems of which `test` is. `absent`
-    says why it may not: what the mask is like.
-
-    `by_values`: params and captured tensors may decide whether it occurs, not sizes alone. `scores`: those that it takes, if
-    they are not the usual ones. Some occur `without_pairs` of a row and a key too.
-    """
+    """`what` happens, in words, to the plans of which all of `needs` are true, in the problems of which `test` is."""
 
     name: str
     what: str
     needs: tuple[OfPlan, ...]
     test: Test
-    absent: str = ""
-    by_values: bool = False
-    scores: Scores | None = None
-    without_pairs: bool = False
+    absent: str = ""  # why it may not occur: what the mask is like
+    by_values: bool = False  # params and captured tensors may decide whether it occurs, not sizes alone
+    scores: Scores | None = None  # those that it takes, if they are not the usual ones
+    without_pairs: bool = False  # it also occurs without a pair of a row and a key
 
     def applies(self, plan: Plan) -> bool:
         return all(need(plan) for need in self.needs)

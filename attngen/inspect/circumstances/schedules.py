@@ -26,7 +26,7 @@ from attngen.inspect.circumstances.values import OVERFLOW
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY
 from attngen.plan.mask_bounds import MaskBounds
-from attngen.reference.problems import Scores
+from attngen.reference.problems import Array, Scores
 
 OF_WORD = 32  # tiles, whose kinds are the bits of a word
 ROUND = 4  # elements of a row that a thread reads at once, at most
@@ -122,16 +122,10 @@ WORDS = (
         (backward, lambda plan: plan.schedule.on_tensor_cores, classifies),
         lambda case: any(map(_reads_a_second_word, (*case.row_blocks, *case.key_blocks))),
         "each block visits the same tiles of each 32"),
-    Circumstance(
-        "several_rounds",
-        "a block of few rows, one with a key after those that its threads read at once",
-        (lambda plan: not plan.schedule.is_fused,),
-        lambda case: (
-            case.q_len < FEW_ROWS  # many rows of so many keys take long
-            and bool(case.allowed(0, 0)[:, ROUND * case.plan.threads :].any())
-        ),
-        "a few rows have no key so far to the right",
-    ),
+    Circumstance("several_rounds", "a block of few rows, one with a key after those that its threads read at once",
+        (lambda plan: not plan.schedule.is_fused,),  # many rows of so many keys take long
+        lambda case: case.q_len < FEW_ROWS and bool(case.allowed(0, 0)[:, ROUND * case.plan.threads :].any()),
+        "a few rows have no key so far to the right"),
 )  # fmt: skip
 
 # --- work tiles of persistent blocks
@@ -200,7 +194,7 @@ def _has_blocks(case: Case) -> bool:
 # --- keys and heads that are divided over blocks
 
 
-def _has_idle(tiles: Any) -> bool:
+def _has_idle(tiles: Array) -> bool:
     return bool(tiles.any()) and not tiles.all()
 
 
@@ -234,7 +228,7 @@ def _has_distant_keys(case: Case, splits: int) -> bool:
     """Whether a row of the first head has keys that lie so many splits apart, or more."""
     if case.splits <= splits:
         return False
-    has_keys: Any = case.of_tiles(case.allowed(0, 0), False)
+    has_keys = case.of_tiles(case.allowed(0, 0), False)
     last = len(has_keys) - 1 - has_keys[::-1].argmax(0)
     return bool((has_keys.any(0) & (last - has_keys.argmax(0) >= splits * case.plan.tile.warps)).any())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attngen.inspect.block_work import Case
 from attngen.inspect.blocks import visits_keys
 from attngen.inspect.circumstances.row import FEW_ROWS, Circumstance, persistent, tiled
 from attngen.plan import Plan
@@ -11,6 +12,11 @@ ALIGNED = 8  # elements: rows of captured tensors then begin at multiples of 16 
 
 def _reads_pairs(plan: Plan) -> bool:
     return bool(plan.staged.pairs or plan.written_pairs)
+
+
+def _has_works(case: Case) -> bool:
+    """Whether blocks have work; those that take rows from a queue have some without keys too."""
+    return case.works >= (case.processors + 2 if persistent(case.plan) and visits_keys(case.plan) else 1)
 
 
 UNEQUAL = Circumstance(
@@ -35,16 +41,7 @@ SIZES = (
         lambda case: case.kv_len >= case.q_len + case.tile[1]),
     Circumstance("no_batch", "a batch of 0", (), lambda case: case.batch == 0, without_pairs=True),
     Circumstance("no_rows", "a q_len of 0", (), lambda case: case.batch > 0 and case.q_len == 0, without_pairs=True),
-    Circumstance(
-        "no_keys",
-        "a kv_len of 0",
-        (),
-        # Blocks that take rows from a queue have work also without keys
-        lambda case: (
-            case.kv_len == 0 and case.works >= (case.processors + 2 if persistent(case.plan) and visits_keys(case.plan) else 1)
-        ),
-        without_pairs=True,
-    ),
+    Circumstance("no_keys", "a kv_len of 0", (), lambda case: case.kv_len == 0 and _has_works(case), without_pairs=True),
     Circumstance("aligned_pairs", "captured rows that begin at multiples of 16 bytes", (_reads_pairs,),
         lambda case: case.kv_len % ALIGNED == 0),
     Circumstance("unaligned_pairs", "captured rows that do not begin at multiples of 4 bytes", (_reads_pairs,),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from attngen.inspect.block_work import Block, Case
-from attngen.inspect.blocks import copies_by_tma
 from attngen.inspect.circumstances.row import AXES, Axis, Circumstance, backward, is_mixed, masked, tiled
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL
@@ -50,49 +49,21 @@ OF_A_BLOCK: tuple[tuple[str, str, str, bool, Callable[[Block], bool]], ...] = (
     ("no_tile", "{block} that visits no tile of {tiles}", "{block} always has {tiles}", True, lambda of: not of.visited),
     ("one_tile", "{block} that visits one tile of {tiles} alone", "", False, lambda of: len(of.visited) == 1),
     ("several_tiles", "{block} that visits several tiles of {tiles}", "", False, lambda of: len(of.visited) > 1),
-    (
-        "first_partial",
-        "{block} whose first tile of {tiles} is partial, and a later one full",
-        "the first tile of {block} is full, or none is",
-        True,
-        lambda of: of.first == PARTIAL and bool((of.kinds == FULL).any()),
-    ),
-    (
-        "last_partial",
-        "{block} whose last tile of {tiles} is partial, and an earlier one full",
-        "the last tile of {block} is full, or none is",
-        True,
-        lambda of: of.last == PARTIAL and bool((of.kinds == FULL).any()),
-    ),
-    (
-        "all_full",
-        "{block} all of whose tiles of {tiles} are full",
-        "{block} has a tile that is partial",
-        False,
-        lambda of: bool(of.visited) and bool((of.kinds[list(of.visited)] == FULL).all()),
-    ),
-    (
-        "later_first",
-        "{block} that skips the first tile of {tiles}",
-        "{block} visits the first tile",
-        True,
-        lambda of: bool(of.visited) and of.visited[0] > 0,
-    ),
-    (
-        "earlier_last",
-        "{block} that skips the last tile of {tiles}",
-        "{block} visits the last tile",
-        True,
-        lambda of: bool(of.visited) and of.visited[-1] < len(of.kinds) - 1,
-    ),
-    (
-        "skips_between",
-        "{block} that skips a tile of {tiles} between two that it visits",
-        "all tiles from the first to the last are visited",
-        True,
-        lambda of: of.skips_between,
-    ),
-)
+    ("first_partial", "{block} whose first tile of {tiles} is partial, and a later one full",
+        "the first tile of {block} is full, or none is", True,
+        lambda of: of.first == PARTIAL and bool((of.kinds == FULL).any())),
+    ("last_partial", "{block} whose last tile of {tiles} is partial, and an earlier one full",
+        "the last tile of {block} is full, or none is", True,
+        lambda of: of.last == PARTIAL and bool((of.kinds == FULL).any())),
+    ("all_full", "{block} all of whose tiles of {tiles} are full", "{block} has a tile that is partial", False,
+        lambda of: bool(of.visited) and bool((of.kinds[list(of.visited)] == FULL).all())),
+    ("later_first", "{block} that skips the first tile of {tiles}", "{block} visits the first tile", True,
+        lambda of: bool(of.visited) and of.visited[0] > 0),
+    ("earlier_last", "{block} that skips the last tile of {tiles}", "{block} visits the last tile", True,
+        lambda of: bool(of.visited) and of.visited[-1] < len(of.kinds) - 1),
+    ("skips_between", "{block} that skips a tile of {tiles} between two that it visits",
+        "all tiles from the first to the last are visited", True, lambda of: of.skips_between),
+)  # fmt: skip
 
 
 def _of_blocks(axis: Axis) -> Iterator[Circumstance]:
@@ -117,7 +88,7 @@ def _of_blocks(axis: Axis) -> Iterator[Circumstance]:
 
 def fills_of(plan: Plan) -> int:
     """How many times each stage of a ring is to be filled: twice; three times if mbarriers guard it, which have two phases."""
-    return 3 if copies_by_tma(plan) else 2
+    return 3 if plan.schedule.by_tma or plan.own.copies == "tma" else 2
 
 
 def _fills(case: Case, blocks: tuple[Block, ...]) -> int:

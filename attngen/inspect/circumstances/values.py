@@ -25,7 +25,7 @@ from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL
 from attngen.plan.bounded_scores import RESCALE_EXPONENT
 from attngen.reference.definition import is_power_of_2
-from attngen.reference.problems import broadcast_dims, captured_sinks
+from attngen.reference.problems import Array, broadcast_dims, captured_sinks
 from attngen.spec.attention import AttentionSpec, Input
 from attngen.spec.dtypes import from_storage
 from attngen.spec.gradient import QKV
@@ -39,13 +39,13 @@ OF_A_WARPGROUP = 64  # rows
 # --- scores that are far apart
 
 
-def _visited_maxima(case: Case) -> Any:
+def _visited_maxima(case: Case) -> Array:
     """The largest scores of the rows of the first head in the tiles that one warp visits: [tiles, rows]."""
     step = case.splits * case.plan.tile.warps if case.plan.schedule.packs_heads else 1
     return case.of_tiles(case.first_scores, -np.inf)[::step]
 
 
-def _rise(maxima: Any) -> bool:
+def _rise(maxima: Array) -> bool:
     """Whether a row's maximum of a tile exceeds those of the tiles before by RESCALE_EXPONENT powers of 2; [tiles, rows]."""
     before = np.maximum.accumulate(maxima)[:-1]
     with np.errstate(invalid="ignore"):  # tiles without pairs
@@ -160,7 +160,7 @@ SCORES = (
 # --- sinks
 
 
-def _sinks(case: Case) -> Any:
+def _sinks(case: Case) -> Array:
     """The sinks that captured tensors have; none of a problem without rows."""
     found = [from_storage(case.problem.inputs[name]).ravel() for name in captured_sinks(case.spec)]
     return np.concatenate(found) if case.q_len and case.batch else np.empty(0)
@@ -234,8 +234,7 @@ def _reads_lse(plan: Plan) -> bool:
 
 
 def _has_low_ends(case: Case) -> bool:
-    """Whether the last block of rows and the last tile of keys are not full, and scores are so far below 0 that exp(0 - lse)
-    overflows."""
+    """Whether the last block of rows and tile of keys are not full, and scores so low that exp(0 - lse) overflows."""
     ragged = case.q_len % case.tile[0] and case.kv_len % case.tile[1]
     return bool(ragged) and bool((case.row_maxima < -OVERFLOW).all() and np.isfinite(case.row_maxima[-1]))
 

@@ -26,7 +26,7 @@ from attngen.inspect.report.code import CLASS_NAMES, code_data
 from attngen.inspect.report.other_files import beside_data, levels_data
 from attngen.inspect.report.pictures import roofline_plot, tile_map
 from attngen.inspect.report.pipeline import Timeline
-from attngen.inspect.work import launch_roofline
+from attngen.inspect.work import roofline
 from attngen.language import Loaded
 from attngen.plan import Plan
 from attngen.plan.shared_memory import BANK_GROUPS
@@ -105,7 +105,7 @@ def _pictures(call: Call, code: MachineCode) -> dict[str, Any]:
         "layouts": plan.schedule.layouts(spec, plan),
         "bank_groups": BANK_GROUPS,
         "roof": roofline_plot(call, PLOT),
-        "launches": [(one, launch_roofline(spec, plan, one)) for one in call.work().launches],
+        "launches": [(one, roofline(spec, plan, one)) for one in call.work().launches],
         "plot": PLOT,
         "histogram": histogram(line.text for line in code.sass if line.is_code),
         "classes": CLASS_NAMES,

@@ -83,10 +83,9 @@ def plans_beside(spec: AttentionSpec, plan: Plan) -> dict[ScheduleName, Plan]:
     """The plans of all schedules on the architecture of `plan`, which is one of them, in its direction and with its gradients;
     those left out whose tile, as the spec states it, the architecture cannot take."""
     plans: dict[ScheduleName, Plan] = {}
-    wanted = plan.wanted or None
     for schedule in schedules_for(spec, plan.arch, plan.wanted):
         try:
-            other = choose(spec, plan.arch, schedule, direction=plan.direction, wanted=wanted)
+            other = choose(spec, plan.arch, schedule, wanted=plan.wanted)
             plans[schedule] = plan if schedule == plan.keyword else other
         except PlanRefusal:
             continue

@@ -12,10 +12,8 @@ from attngen.schedules.decode.plan import OUTPUT_PAD, DecodePlan
 from attngen.schedules.parts.mma_context import ByMma
 from attngen.schedules.parts.tma_context import box_constant, box_rows, slabs_of
 
-ROW_INDICES = {
-    "q_idx": {"q_idx", "q_first"},
-    "h_idx": {"h_idx"},
-}  # indices of a thread's rows: each if a function has one of these arguments
+# indices of a thread's rows: each if a function has one of these arguments
+ROW_INDICES = {"q_idx": {"q_idx", "q_first"}, "h_idx": {"h_idx"}}
 JOINING = 128  # threads of a block that joins splits: each has four columns of O, of some of the splits
 
 

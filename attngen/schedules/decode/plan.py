@@ -9,6 +9,7 @@ from attngen.plan.arch import Arch, Feature
 from attngen.plan.choices import choice, decided
 from attngen.plan.decisions import rough_decisions
 from attngen.plan.facts import SpecFacts
+from attngen.plan.own import Copies
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.problem import Problem
 from attngen.plan.register_table import Family
@@ -16,7 +17,7 @@ from attngen.plan.shared_memory import ALIGN, COLUMN, NEITHER, SharedBuffer, ali
 from attngen.plan.split_keys import INVARIANT_KEYS, Splits
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, kib, pick_tile, planned, tile_decision
-from attngen.schedules.decode.registers import Copies, room
+from attngen.schedules.decode.registers import room
 from attngen.schedules.parts import mma
 from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim, width_of_v
 from attngen.schedules.parts.wgmma import SLAB, slab_tiles, slabs
@@ -42,19 +43,11 @@ POSSIBLE = tuple(Tile(MMA_ROWS, kv, stages, warps) for kv in (64, 32, 16) for st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan(mma.MmaPlan):
-    """The choices of this schedule beside its tile."""
-
     splits: Splits  # how many blocks the keys of a tile of rows are split over
-    copies: Copies
     early: bool = choice("launch", {True: ("programmatic dependent launch", WHY_EARLY)})  # a kernel starts while another runs
-
-    @property
-    def copies_by_tma(self) -> bool:
-        return self.copies == "tma"
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
-    """Why this schedule cannot run the spec on `arch`; empty if it can."""
     if facts.spec.dropout is not None:
         return "it has no dropout, which is for training, and training reads rows in blocks"
     return mma.lacks(facts.spec, arch)
@@ -72,7 +65,6 @@ def why_not_tma(spec: AttentionSpec) -> str:
 
 
 def copies_of(spec: AttentionSpec, arch: Arch) -> Copies:
-    """How K and V are copied."""
     return "tma" if arch.has(Feature.TMA, Feature.MBARRIER) and not why_not_tma(spec) else "cp_async"
 
 
@@ -156,7 +148,6 @@ def possible_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The preferred tile that fits; see the decisions for its reasons."""
     spec = facts.spec
     if reason := why_not(facts, arch):
         raise refusal("kernel", f"kernel decode on {arch.name}", reason, "use kernel fused")
@@ -170,17 +161,16 @@ def of_family(schedule: Schedule, family: Family, facts: SpecFacts, arch: Arch, 
 
 
 def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> Plan:
-    """The plan of a tile that fits."""
     spec = facts.spec
     numbers = operands(spec)
     alone = arch.shared_per_sm // 2 - arch.shared_reserved + ALIGN  # bytes of shared memory: a second block would not fit an SM
     unrolled = 4 if spec.head_dim_v <= WIDE else 2  # sums of O leave fewer registers
-    holds = q_in_registers(spec)
+    holds, copies = q_in_registers(spec), copies_of(spec, arch)
     own = DecodePlan.of(
         spec,
         tile,
         splits=splits_of(spec, tile),
-        copies=copies_of(spec, arch),
+        copies=copies,
         q_in_registers=holds,
         unrolled=unrolled,
         early=arch.has(Feature.GRID_DEPENDENCY),
@@ -196,7 +186,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         *([Decision("steps of Q K^T side by side", str(unrolled), WHY_UNROLLED)] if numbers.split else []),
         Decision("rows", "those of all heads that share keys", WHY_PACKED),
         tile_decision(spec, tile, "the rows of one product, and the keys of a warp"),
-        Decision("blocks per SM", str(BLOCKS), WHY_ALONE[own.copies]),
+        Decision("blocks per SM", str(BLOCKS), WHY_ALONE[copies]),
         Decision("splits", *(WHY_INVARIANT if spec.kernel.batch_invariant else WHY_SPLITS)),
         Decision("warps", str(tile.warps), "each has its own keys, stages and sums: no warp waits for another before the end"),
         Decision("stages", str(tile.stages), f"while a tile is used, copies of {ahead} are under way on each SM"),
@@ -205,11 +195,11 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         Decision("partial results", "O before division by l, with m and l", WHY_SUMS)
         if spec.normalize == "softmax"
         else PLAIN_SUMS,
-        Decision("rows in shared memory", LAYOUT[own.copies].format(own.chunk), mma.WHY_PAD),
+        Decision("rows in shared memory", LAYOUT[copies].format(own.chunk), mma.WHY_PAD),
     )
     workspaces = ("split_O", "split_max", "split_sum") if spec.normalize == "softmax" else ("split_O",)
     placed = buffers(facts, arch, tile)
-    more = {"blocks": BLOCKS, "least_shared": alone if own.copies == "tma" else 0, "workspaces": workspaces}
+    more = {"blocks": BLOCKS, "least_shared": alone if copies == "tma" else 0, "workspaces": workspaces}
     return planned(schedule, facts, arch, tile, decisions, placed, own, **more)
 
 
@@ -222,7 +212,6 @@ def copies_decisions(spec: AttentionSpec, arch: Arch) -> Iterator[Decision]:
 
 
 def splits_of(spec: AttentionSpec, tile: Tile) -> Splits:
-    """The rule for the number of splits."""
     if spec.kernel.batch_invariant:
         return Splits(tile.block_q, INVARIANT_KEYS, 0)
     return Splits(tile.block_q, tile.warps * tile.block_kv, BLOCKS)

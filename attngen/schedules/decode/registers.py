@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Literal, cast
+from typing import cast
 
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
+from attngen.plan.own import Copies
 from attngen.plan.plan import LARGEST_HEAD, Plan
 from attngen.plan.register_table import Family, Spilled, counted, spilled_kernel
 from attngen.plan.room import Counted
@@ -14,7 +15,6 @@ from attngen.plan.tile import Tile
 from attngen.plan.variants import SPECS, Variant, variant
 from attngen.schedules.parts.mma import MMA_ROWS, OPERAND_STATEMENTS, counted_head_size, operands
 
-Copies = Literal["tma", "cp_async"]  # how K and V are copied: `templates/parts/decode/by_NAME.j2`
 KEYS = (32, 64)  # keys of the tiles that are compiled
 WARPS = STAGES = 2  # in these tiles: others take as many registers, a few more or less
 # Of tiles that are always taken, as nothing else splits keys: with heads of 256, 16-bit operands spill 8 bytes at most; with
@@ -29,7 +29,6 @@ FAMILIES = tuple(
 
 
 def room(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_registers: bool) -> Counted:
-    """Whether registers suffice."""
     kernel, size = _as_spilled(facts, arch, tile, copies, q_in_registers), counted_head_size(facts, q_in_registers)
     if tile.block_kv <= SMALLEST_KEYS:
         return Counted(LARGEST_HEAD, size)
@@ -43,9 +42,7 @@ def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_r
 
 
 def as_spilled(plan: Plan) -> Spilled:
-    return _as_spilled(
-        plan.facts, plan.arch, plan.tile, "tma" if plan.own.copies_by_tma else "cp_async", bool(plan.own.q_in_registers)
-    )
+    return _as_spilled(plan.facts, plan.arch, plan.tile, plan.own.copies, bool(plan.own.q_in_registers))
 
 
 def specs_of(family: Family) -> tuple[str, ...]:

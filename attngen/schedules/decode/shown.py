@@ -11,7 +11,7 @@ from attngen.spec.attention import AttentionSpec
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     of_warps = f"{tiles_visited(plan)}, every {plan.warps} * splits"
     role = f"pipeline stage, 1 of {plan.stages}"
-    by_tma = plan.own.copies_by_tma
+    by_tma = plan.own.copies == "tma"
     moved = "K, V: global to shared by TMA" if by_tma else "K, V: global to shared, in the background"
     line = "mbarrier_wait(full_barriers + stage" if by_tma else "cp_async_wait<STAGES - 2>"
     tiles = Loop("keys", of_warps, role, moved, line, mma_products(plan, 2))

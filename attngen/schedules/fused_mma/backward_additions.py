@@ -128,8 +128,7 @@ def shared_bytes(facts: SpecFacts, tile: Tile) -> int:
 
 @remembered
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    """The tiles that fit, the preferred first: many keys, so that little is added to dQ; enough warps on an SM; the next tile
-    copied in the background."""
+    """The tiles that fit: first those of many keys, which add little to dQ, with enough warps on an SM, and two stages."""
     fit = fitting(arch, [t for t in POSSIBLE if _divides(facts.spec, t)], lambda t: cost(facts, t))
 
     def order(tile: Tile) -> tuple[int, int, int, int]:
@@ -140,7 +139,6 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 
 def _most_sums(spec: AttentionSpec) -> int:
-    """Registers of a thread for dK and dV."""
     return SPLIT_SUMS if operands(spec).split else SUMS
 
 
@@ -161,7 +159,6 @@ def _divides(spec: AttentionSpec, tile: Tile) -> bool:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch, fitting_tiles: tuple[Tile, ...]) -> Plan:
-    """The preferred tile that fits, of those that a KernelRequest allows; see the decisions for its reasons."""
     spec = facts.spec
     tile = pick_tile(spec, arch, fitting_tiles, fitting_tiles, lambda t: cost(facts, t))
     added = dq_part(spec, tile, 4 if arch.has(Feature.RED_V4) else 1)

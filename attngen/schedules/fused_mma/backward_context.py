@@ -102,7 +102,6 @@ class FusedMmaBackward(Fused, CapturedSums):
         return any(terms.of("sink") for terms in self.term_sums())
 
     def _functions_of(self, name: str) -> tuple[Function | None, ...]:
-        """The functions that a kernel calls."""
         v = self.variant
         of_terms = [f for terms in self.terms_of(name) for f in terms.functions.functions]
         visited = v.q_range if name in backward_needs.OF_KEYS else v.kv_range

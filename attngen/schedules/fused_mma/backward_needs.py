@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import TermSum, term_sums
@@ -14,7 +14,7 @@ from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.own import Own
 from attngen.plan.plan import Decision, origin_of
-from attngen.plan.saved import delta_of, row_values
+from attngen.plan.saved import Dq, delta_of, row_values
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.schedules.fused_mma.needs import WHY_IDLE
@@ -26,7 +26,6 @@ OTHER_REGISTERS = 56  # an estimate of what a thread has beside sums, S and dP: 
 OTHER_SPLIT_REGISTERS = 76  # the same where each number is two
 WARPS_OF_AN_SM = 8  # two for each of its schedulers: as many as have all the registers of a thread
 Room = Callable[[SpecFacts, Tile], int]  # bytes of shared memory of a block
-Dq = Literal["own kernel", "additions", ""]  # the last: it is not wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class FusedMmaBackwardPlan(Own):
     chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
     qk_width: int  # elements per row of Q or K in shared memory, without the padding
     v_width: int
-    dq: Dq  # who adds up dQ
+    dq: Dq
     shares: int = 1  # warps that have the same keys: each has its share of a tile's rows, for the pairs, and of the columns
     dq_part: DqPart | None = None  # additions only
 

@@ -43,6 +43,7 @@ from attngen.schedules.parts.mma import MMA_ROWS, chunk, lacks, operands
 
 SPLIT_PAIR_REGISTERS = 4  # per column of S and dP and row block: they stay in fp32 while they are multiplied
 PARTS = (32, 16)  # columns of S that may be multiplied at once
+MOST_REGISTERS = 255  # per thread, of each architecture
 BLOCKS = 2  # per SM, if shared memory allows it: one multiplies while the other waits
 # Blocks of as many keys as rows, so that ranges of captured vectors serve both kernels.
 POSSIBLE = tuple(
@@ -61,7 +62,6 @@ WHY_TWO_KERNELS = (
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
-    """Why this schedule cannot compute the gradients on `arch`; empty if it can."""
     lacking = lacks(facts.spec, arch)
     if not lacking and not tiles(facts, arch):
         smallest = POSSIBLE[-1]
@@ -97,9 +97,9 @@ def _sums_of_terms(terms: tuple[TermSum, ...], blocks: int) -> int:
     return 2 * blocks * sum(t.place in ("rows", "keys") for t in terms)
 
 
-def part_of(facts: SpecFacts, tile: Tile, apart: bool, limit: int = 255) -> int:
+def part_of(facts: SpecFacts, tile: Tile, apart: bool) -> int:
     """The most columns that are multiplied at once; 0 if there is no room for any."""
-    fit = (part for part in PARTS if part <= tile.block_q and registers(facts, tile, part, apart) <= limit)
+    fit = (part for part in PARTS if part <= tile.block_q and registers(facts, tile, part, apart) <= MOST_REGISTERS)
     return next(fit, 0)
 
 
@@ -148,7 +148,6 @@ def apart_by_registers(facts: SpecFacts, tile: Tile) -> bool:
 
 @remembered
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    """The tiles that fit, the preferred first."""
     if backward_additions.adds(facts, arch):
         return backward_additions.tiles(facts, arch)
     fit = fitting(arch, POSSIBLE, lambda t: cost(facts, t, apart=True))
@@ -164,7 +163,6 @@ def _order(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[bool, int, int, in
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The preferred tile that fits, of those that a KernelRequest allows; see the decisions for its reasons."""
     spec = facts.spec
     fitting_tiles = tiles(facts, arch)
     if not fitting_tiles:

@@ -22,7 +22,6 @@ def row_blocks(tile: Tile) -> int:
 
 
 def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
-    """The shared memory of a block."""
     spec = facts.spec
     q, kv, stages, own = tile.block_q, tile.block_kv, tile.stages, staged_of(facts, tile)
     d, dv, v_read = padded_head_dim(spec), width_of_v(spec), NEITHER if operands(spec).split else COLUMN

@@ -59,17 +59,13 @@ WHY_PAIRS = "a load of 4 bytes before Q K^T, in full tiles, if rows begin at mul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedMmaPlan(mma.MmaPlan):
-    """The choices of this schedule beside its tile."""
-
-    copies_between_steps: bool = choice(
-        "copies", {True: ("between products", WHY_BETWEEN)}
-    )  # copies of a tile; else before the products
+    # copies of a tile; else before the products
+    copies_between_steps: bool = choice("copies", {True: ("between products", WHY_BETWEEN)})
     idle_copiers: bool = choice("copying threads", needs.WHY_IDLE)  # some threads copy nothing
     one_stage_because: str  # why there is one stage, if the reason is that there is no room for two
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
-    """Why this schedule cannot run the spec on `arch`; empty if it can."""
     return mma.lacks(facts.spec, arch)
 
 
@@ -138,7 +134,6 @@ def idle_copiers(spec: AttentionSpec, tile: Tile) -> bool:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The preferred tile that fits; see the decisions for its reasons."""
     spec = facts.spec
     preferred = preferred_tiles(facts)
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(facts, arch, t)]

@@ -64,7 +64,6 @@ def variant(facts: SpecFacts, tile: Tile) -> Row:
 
 
 def room(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool = False) -> Counted:
-    """Whether registers suffice."""
     rows, split, size = 16 * row_blocks(tile), operands(facts.spec).split, counted_head_size(facts, q_in_registers)
     if facts.spec.dropout is not None:
         size = min(size + 2 * RANDOM_REGISTERS // row_blocks(tile), LARGEST_HEAD)  # as many columns of O

@@ -46,8 +46,6 @@ OF_TILE = {square.tile: square for square in SQUARES}
 
 @dataclass(frozen=True, slots=True)
 class FusedSimtBackwardPlan(Own):
-    """What the fused_simt backward chooses in addition to its tile."""
-
     row_threads: int  # a block's threads are a grid of row_threads x column_threads over a tile
     column_threads: int
     slice_qk: int  # terms of one partial sum of Q K^T; of dO V^T: slice_v
@@ -63,7 +61,6 @@ class FusedSimtBackwardPlan(Own):
 
 
 def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
-    """The kernels that the wanted gradients need, in launch order."""
     wanted = set(facts.wanted)
     places = {terms.place for terms in term_sums(facts)}
     needed = {
@@ -94,7 +91,6 @@ def buffers(facts: SpecFacts, square: Square) -> tuple[SharedBuffer, ...]:
 
 
 def registers(facts: SpecFacts, square: Square) -> int:
-    """The estimate of what a thread needs."""
     rows, columns = square.block // square.row_threads, square.block // square.column_threads
     dims = (facts.spec.head_dim + facts.spec.head_dim_v) // square.column_threads
     return 3 * rows * columns + rows * dims + 4 * (rows + columns) + OTHER_REGISTERS
@@ -111,7 +107,6 @@ def fits(facts: SpecFacts, arch: Arch, square: Square) -> bool:
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    """The tiles that fit, the largest first."""
     return tuple(s.tile for s in SQUARES if fits(facts, arch, s))
 
 
@@ -130,7 +125,6 @@ def vector_of(dims: int, square: Square) -> int:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The plan with the largest tile that fits, among those that a KernelRequest allows."""
     spec, fit = facts.spec, tiles(facts, arch)
     square = OF_TILE[pick_tile(spec, arch, fit, fit, lambda t: cost(facts, OF_TILE[t]))]
     dims, dims_v = spec.head_dim, spec.head_dim_v

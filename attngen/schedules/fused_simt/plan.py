@@ -26,8 +26,6 @@ POSSIBLE = tuple(Tile(q, kv, 1, WARPS) for q in (128, 64, 32, 16) for kv in (128
 
 @dataclass(frozen=True, slots=True)
 class FusedSimtPlan(Own):
-    """What the fused_simt schedule chooses in addition to its tile."""
-
     slice: int  # terms of one partial sum of Q K^T
     vector: int  # neighbouring dimensions of O that a thread reads and writes as one vector
 
@@ -57,7 +55,6 @@ def cost(facts: SpecFacts, tile: Tile) -> Cost:
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    """The tiles that fit, the preferred ones first."""
     return fitting(arch, (*PREFERRED, *POSSIBLE), lambda t: cost(facts, t))
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ByLengths:
-    """The choice among tiles by the lengths of a call."""
-
     bounds: MaskBounds
     timings: tuple[TileTiming, ...]
 

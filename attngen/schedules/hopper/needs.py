@@ -27,16 +27,13 @@ CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152), 4: (56, 104)}  # and classi
 KEPT_REGISTERS = 10  # for dropout: what a head's generator needs, and bytes of pairs
 DESCRIPTOR_REGISTERS = 4  # for the descriptor of Q in shared memory
 MOST_CONSUMERS = 4
-WHOSE = {
-    True: "Q holds now, and held before",
-    False: "are current, and were before",
-}  # by whether Q goes to registers at once
+# by whether Q goes to registers at once
+WHOSE = {True: "Q holds now, and held before", False: "are current, and were before"}
 
 
 def buffers(
     facts: SpecFacts, tile: Tile, output_slabs: int = 1, ones: bool = False, pair_slots: int = 0
 ) -> tuple[SharedBuffer, ...]:
-    """The shared memory of a block."""
     spec = facts.spec
     t, q, kv, stages, groups = spec.dtype.name, tile.block_q, tile.block_kv, tile.stages, consumers(tile)
     d, dv, own = slabs(spec.head_dim), slabs(spec.head_dim_v), facts.staged
@@ -65,8 +62,7 @@ def buffers(
 
 
 def own_tiles(facts: SpecFacts, tile: Tile) -> bool:
-    """Whether a consumer may have fewer tiles than its block: the mask bounds the keys of a row, and a tile has fewer keys than
-    a block has rows."""
+    """Whether a consumer may have fewer tiles than its block: the mask bounds a row's keys, of which tiles have few."""
     bounds = facts.bounds
     read = names_in(*(e for e in (bounds.begin, bounds.end, bounds.full_begin, bounds.full_end) if e is not None))
     by_row = not bounds.uniform and ROWS.tile.name not in read  # ranges of captured vectors are those of whole blocks
@@ -139,7 +135,6 @@ def register_split(facts: SpecFacts, tile: Tile) -> tuple[int, int]:
 
 
 def q_registers(spec: AttentionSpec) -> int:
-    """Registers that the fragments of Q take."""
     return -(-spec.head_dim // 16) * 4
 
 

@@ -143,14 +143,12 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The preferred tile that fits, whatever the lengths of a call; the decisions say why."""
     refuse(facts, arch, "hopper")
     tile = pick_tile(facts.spec, arch, preferred_tiles(facts), hopper_tiles.POSSIBLE, lambda t: needs.cost(facts, t))
     return with_tile(schedule, facts, arch, tile, WHY_TILE)
 
 
 def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
-    """The choices of this schedule for a tile that fits."""
     sums, groups = row_sums(facts, arch, tile), consumers(tile)
     producer, consumer = needs.register_split(facts, tile)
     holds, per_consumer = needs.q_in_registers(facts, tile), needs.own_tiles(facts, tile)
@@ -178,7 +176,6 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
 
 
 def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why: str = WHY_LENGTHS) -> Plan:
-    """The plan of a tile that fits; `why` it was chosen."""
     spec, own, affine = facts.spec, choices(facts, arch, tile), added_once(facts)
     t, out = spec.dtype.name, own.output_slabs
     staged = replace(facts.staged, pairs=needs.staged_pairs(facts)) if own.pair_slots else facts.staged

@@ -19,7 +19,7 @@ from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.own import Own
 from attngen.plan.plan import Decision, Plan, Schedule, origin_of, refusal
-from attngen.plan.saved import needs_lse_rest, saved_results
+from attngen.plan.saved import Dq, needs_lse_rest, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned
@@ -30,16 +30,13 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 from attngen.spec.operator import FLOAT_ONE
 
-Dq = Literal["own kernel", "additions", ""]  # the last: it is not wanted
 WHY_HELD = "operands of S and dP that stay for all tiles; from shared memory, each product would read them again"
 Registers = tuple[int, int]  # per thread of the producer, and of a consumer
 
 
 @dataclass(frozen=True, slots=True)
 class HopperBackwardPlan(Own):
-    """The choices of this schedule beside its tile."""
-
-    dq: Dq  # who adds up dQ
+    dq: Dq
     consumers: int  # warpgroups that multiply
     split_products: bool  # consumers of the kernel of keys: each its own sum for the same 64 keys, else each its own 64 keys
     value_stages: int  # tiles of values in shared memory, of the kernel of rows; of all other tiles there are `Plan.stages`
@@ -54,16 +51,6 @@ class HopperBackwardPlan(Own):
     dq_columns: int = 0  # sums of a row of dQ
     dv_steps: int = 4  # a tile's products for dV that are issued before dP is awaited
     early_additions: int = 0  # additions per thread and tile of dQ that are issued between the products for dK
-
-    @property
-    def held(self) -> int:
-        """The rows that a block holds."""
-        return self.consumers * WARPGROUP_ROWS
-
-    @property
-    def held_keys(self) -> int:
-        """The keys that a block holds."""
-        return WARPGROUP_ROWS if self.split_products else self.held
 
 
 CONSUMERS = 2
@@ -85,8 +72,7 @@ VISIT_WORDS = 2  # what tells a tile to visit: the tile, and its head
 
 
 def dq_of(facts: SpecFacts) -> Dq:
-    """Who adds up dQ: a kernel of its own; or blocks that hold keys, in global memory, if its last bits may differ between
-    runs and their sums and scores fit the registers."""
+    """Who adds up dQ: a kernel of its own; or blocks that hold keys, if its last bits may differ and registers suffice."""
     if "q" not in facts.wanted:
         return ""
     spec = facts.spec
@@ -117,8 +103,7 @@ def staged(facts: SpecFacts) -> Staged:
 
 
 def pair_slots(facts: SpecFacts) -> int:
-    """The tiles of these elements: consumers that do not wait for each other need two, if tiles have 64 rows: others leave no
-    room."""
+    """The tiles of these elements: two if consumers do not wait for each other; with more than 64 rows, there is no room."""
     return len(staged(facts).pairs) * (2 if rows_of(facts) == WARPGROUP_ROWS else 1)
 
 
@@ -150,15 +135,13 @@ def rows_of(facts: SpecFacts) -> int:
 
 
 def keys_in_registers(facts: SpecFacts) -> bool:
-    """Whether the keys and values that a block holds are operands in registers: there are enough for head sizes of one slab and
-    tiles of 64 rows, without random bits."""
+    """Whether keys and values that a block holds stay in registers: with heads of one slab, 64 rows, no random bits."""
     spec = facts.spec
     narrow = max(spec.head_dim, spec.head_dim_v) <= SLAB and spec.dropout is None
     return "k" in facts.wanted and narrow and rows_of(facts) == WARPGROUP_ROWS
 
 
 def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
-    """The kernels that the wanted gradients need, in launch order."""
     needed = {
         "delta": facts.spec.normalize == "softmax",
         "special_rows": facts.spec.normalize != "softmax" and clears_special(facts.spec) and "k" in facts.wanted,
@@ -176,7 +159,6 @@ def may_be_grouped(spec: AttentionSpec) -> bool:
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
-    """Why this schedule cannot compute the gradients on `arch`; empty if it can."""
     assert facts.gradient is not None
     reason = wgmma.why_not(facts, arch)
     if reason:
@@ -231,8 +213,7 @@ def value_stages(facts: SpecFacts, arch: Arch, stages: int) -> int:
 
 
 def buffers_of_keys(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
-    """The shared memory of a block of the kernel of keys whose products are split. A sum goes out over the operand that its
-    consumer alone reads."""
+    """The shared memory of a block of keys with split products. A sum goes out over the operand of its consumer alone."""
     spec, rows = facts.spec, WARPGROUP_ROWS
     d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
     numbers = (stages, row_numbers(facts), rows)
@@ -313,7 +294,6 @@ WORKSPACES = {"row_numbers": OF_ROWS, "dq_sums": {"convert_dq"}, "part_sums": {"
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The only tile there is, with as many stages as fit, or as a KernelRequest states."""
     reason = why_not(facts, arch)
     if reason:
         raise refusal("kernel", f"kernel hopper of these gradients on {arch.name}", reason, "use kernel fused, or auto")
@@ -324,6 +304,8 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         kernels=kernels_of(facts),
         dq=dq_of(facts),
         consumers=CONSUMERS,
+        held=CONSUMERS * WARPGROUP_ROWS,
+        held_keys=WARPGROUP_ROWS if split else CONSUMERS * WARPGROUP_ROWS,
         split_products=split,
         value_stages=value_stages(facts, arch, tile.stages) if split else tile.stages,
         key_registers=register_split((max(sizes) if split else sum(sizes)) // 2),

@@ -12,7 +12,6 @@ from attngen.schedules.parts.unfused_backward import kernels_and_workspaces
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The only naive plan there is."""
     spec = facts.spec
     kernels, kept = kernels_and_workspaces(facts)
     own = NaivePlan(SLICE, -(-max(spec.head_dim, spec.head_dim_v) // 32) * 32, kernels=kernels)

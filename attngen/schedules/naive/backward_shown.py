@@ -5,7 +5,7 @@ from __future__ import annotations
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.gradient import CapturedGradient, gradient_argument
+from attngen.spec.gradient import gradient_argument
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
@@ -37,15 +37,9 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         "dv": product("dV", spec.head_dim_v, group),
     }
     read = Loop("k", "kv_len", "thread", "dS: global", "kv_idx = k_begin")
-    for captured in facts_gradients(plan):
+    for captured in plan.facts.captured_gradients:
         of_pairs = any(c.source != "sink" for c in captured.contributions)
         rows_read = Loop("q", "q_len", "thread", "dS, or delta: global", "q_idx = q_begin", (read,) if of_pairs else ())
         element = Loop("elements", f"{plan.threads}, one each", "thread", "sum: registers", "threadIdx.x", (rows_read,))
         every[gradient_argument(captured.name)] = kernel(f"{gradient_argument(captured.name)}: global", element)
     return {spec.normalize if name == "weights" else name: every[name] for name in plan.own.kernels}
-
-
-def facts_gradients(plan: Plan) -> tuple[CapturedGradient, ...]:
-    """The captured gradients that are wanted."""
-    assert plan.facts.gradient is not None
-    return tuple(one for one in plan.facts.gradient.captured if plan.wants(one.name))

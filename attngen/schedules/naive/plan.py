@@ -18,8 +18,6 @@ SLICE = 16
 
 @dataclass(frozen=True, slots=True)
 class NaivePlan(Own):
-    """The choices of this schedule."""
-
     slice: int  # terms of a sum that are summed by themselves
     threads_d: int  # per block that computes a row of O, dQ, dK or dV: one for each dimension
 
@@ -33,7 +31,6 @@ def refuse_overrides(facts: SpecFacts) -> None:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The only naive plan there is."""
     refuse_overrides(facts)
     normalized = ["row weights"] if facts.spec.normalize != "none" else []  # else the scores are the weights
     *first, last = ["scores", *normalized, *(["dropout"] if facts.spec.dropout is not None else []), "weighted sum"]

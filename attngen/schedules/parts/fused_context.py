@@ -69,7 +69,6 @@ class Fused(File):
         ]
 
     def exponent_numbers(self) -> list[ConstantLine]:
-        """The factors of exponents."""
         log2_e = ConstantLine("LOG2_E", "1.4426950408889634f", ctype="float")
         if self.variant.exponent_varies:
             return [log2_e]

@@ -9,7 +9,6 @@ from attngen.spec.attention import AttentionSpec
 
 
 def tile_loop(plan: Plan, role: str, memory: str, *inner: Loop) -> Loop:
-    """The loop over tiles of keys."""
     return Loop("keys", tiles_visited(plan), role, memory, "while (tile < tile_end)", inner)
 
 

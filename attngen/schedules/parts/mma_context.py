@@ -35,7 +35,6 @@ class ByMma(Fused):
         }
 
     def split_constants(self) -> list[ConstantLine]:
-        """The constants of split operands."""
         whole = "" if self.own.v_width == self.spec.head_dim_v else "HEAD_DIM_V in whole steps of 16"
         return [
             ConstantLine("SUMMED", self.own.summed, "sixteens of keys whose terms are summed by themselves"),

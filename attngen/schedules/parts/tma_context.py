@@ -57,12 +57,10 @@ def box_rows(plan: Plan) -> int:
 
 
 def box_constant(plan: Plan) -> ConstantLine:
-    """Of copies from pages."""
     return ConstantLine("BOX_ROWS", box_rows(plan), "keys of a copy")
 
 
 def slabs_of(spec: AttentionSpec) -> list[ConstantLine]:
-    """The constants of slabs."""
     return [
         ConstantLine("ROW_BYTES", "128", "a row of a slab: 64 columns of a tile"),
         ConstantLine("QK_SLABS", slabs(spec.head_dim)),

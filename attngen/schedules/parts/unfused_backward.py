@@ -12,7 +12,7 @@ def kernels_and_workspaces(facts: SpecFacts) -> tuple[tuple[str, ...], tuple[str
     """The kernels that the wanted gradients need, and what they keep in global memory."""
     assert facts.gradient is not None
     wanted, ds, normalize = facts.wanted, facts.gradient.ds, facts.spec.normalize
-    captured = [one for one in facts.gradient.captured if one.name in wanted]
+    captured = facts.captured_gradients
     contributions = [c for one in captured for c in one.contributions]
     sources = {c.source for c in contributions}
     needs_ds = bool({"q", "k"} & set(wanted)) or "scale" in sources

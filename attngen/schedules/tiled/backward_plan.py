@@ -16,13 +16,10 @@ from attngen.spec.gradient import QKV
 
 @dataclass(frozen=True, slots=True)
 class TiledBackwardPlan(TiledPlan):
-    """What the tiled backward chooses in addition to its tile."""
-
     fills: bool  # whether pairs of empty tiles are set to zero, because a later kernel visits all pairs
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The plan with 64 x 64 tiles: the only tile of this schedule."""
     spec, tile = facts.spec, PREFERRED[0]
     kernels, kept = kernels_and_workspaces(facts)
     of_captured = any(n not in QKV for n in facts.wanted) and "dP" in kept

@@ -24,8 +24,6 @@ POSSIBLE = (*PREFERRED, Tile(64, 64, 1, 2), Tile(128, 64, 1, 4), Tile(128, 64, 1
 
 @dataclass(frozen=True, slots=True)
 class TiledPlan(Own):
-    """What the tiled schedule chooses in addition to its tile."""
-
     row_threads: int  # a block's threads are a grid of row_threads x column_threads over a tile
     column_threads: int
     rows: int  # rows of a tile, or of a result, that a thread computes
@@ -73,7 +71,6 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The plan with 64 x 64 tiles, or with the tile that the spec states."""
     spec = facts.spec
     tile = pick_tile(spec, arch, PREFERRED, POSSIBLE, lambda t: cost(facts, t))
     rows, columns, dims = outputs(tile)

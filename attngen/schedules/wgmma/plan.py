@@ -65,7 +65,6 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    """The preferred tile that fits; see the decisions for its reasons."""
     refuse(facts, arch, "wgmma")
     tile = pick_tile(facts.spec, arch, preferred_tiles(facts), POSSIBLE, lambda t: cost(facts, arch, t))
     return with_tile(schedule, facts, arch, tile)
@@ -76,7 +75,6 @@ def of_family(schedule: Schedule, family: Family, facts: SpecFacts, arch: Arch, 
 
 
 def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> Plan:
-    """The plan of a tile that fits."""
     t, blocks = facts.spec.dtype.name, _blocks(facts, tile)
     decisions = (
         Decision("schedule", "wgmma", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
