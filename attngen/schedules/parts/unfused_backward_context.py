@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attngen.emit import abi, comment_text
-from attngen.emit.captured_sums import CapturedKernel
+from attngen.emit.captured_sums import CapturedKernel, times
 from attngen.emit.gradient_functions import CapturedFunctions
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Extent, Parameter, grid_of_elements
@@ -35,6 +35,7 @@ class UnfusedBackward(Unfused):
             "derivative_reads_s": self.derivative_reads_s(),
             "keeps_sink_weight": self.keeps("sink_weight"),
             "row_floats": self.lengths["k"],
+            "times": times,
             "captured_equations": lambda one: comment_text.captured_equations(self.spec, self.gradient, one),
             "captured_kernels": [self._captured_kernel(one) for one in self.variant.captured_gradients],
         }
@@ -125,4 +126,4 @@ class UnfusedBackward(Unfused):
             *self.captured(*functions.functions, scale=functions.reads_s),
         ]
         grid = grid_of_elements(tensor.shape, self.plan.threads)
-        return CapturedKernel(self.kernel(tensor.name, grid, parameters), tensor, functions)
+        return CapturedKernel(tensor, functions, self.kernel(tensor.name, grid, parameters))
