@@ -55,6 +55,10 @@ class UnfusedBackward(Unfused):
         of_captured = {f"d_{one.gradient.name}": self._captured_kernel(one).kernel for one in self.variant.captured_gradients}
         return {name: of_captured[name] if name in of_captured else written[name]() for name in self.own.kernels}
 
+    def kernel_files(self) -> list[str]:
+        captured = {gradient_argument(one.gradient.name) for one in self.variant.captured_gradients}
+        return [name for name in self.own.kernels if name not in captured]
+
     def _score_gradient_grid(self) -> tuple[Extent, ...]:
         return self.pairs()
 
