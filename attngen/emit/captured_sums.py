@@ -11,11 +11,11 @@ from attngen.emit.file import File
 from attngen.emit.gradient_functions import CapturedFunctions, ContributionFunctions
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Axis, Extent, Parameter, Tensor, grid_of_elements
-from attngen.emit.variant import Function
-from attngen.plan.captured_sums import WORDS, Place, TermSum
+from attngen.emit.variant import LOCALS, Function
+from attngen.plan.captured_sums import SIZE_OF_INDEX, WORDS, Place, TermSum
 from attngen.plan.saved import delta_of, row_values, row_workspaces
 from attngen.spec.dtypes import DTYPES
-from attngen.spec.gradient import CapturedGradient, Source, gradient_argument
+from attngen.spec.gradient import INDEX_NAMES, CapturedGradient, Source, gradient_argument
 
 PER_THREAD = 16  # elements per thread, if there is one per pair: with fewer, starting blocks takes longer than their work
 TERM_CONSTANTS = (
@@ -25,21 +25,132 @@ TERM_CONSTANTS = (
 INDEX_OF = {"rows": "bhq", "keys": "bhk", "pairs": "bhqk", "words": ""}  # indices of a workspace's numbers, by place
 
 
+Read = ContributionFunctions[Function]
+
+
+def call(name: str, function: Function) -> str:
+    return f"{name}({', '.join(function.given({}))})"
+
+
+def times(read: Read) -> str:
+    """What a factor of the read multiplies by."""
+    return f" * {call(read.name, read.factor)}" if read.factor else ""
+
+
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Gradients:
+    """The gradient of one captured tensor or param, and the functions of its elements."""
+
+    tensor: Tensor
+    functions: CapturedFunctions[Function]
+
+    @property
+    def rank(self) -> int:
+        return len(self.tensor.axes)
+
+    @property
+    def sizes(self) -> list[str]:
+        return [f"{self.tensor.name}_size_{dim}" for dim in range(self.rank)]
+
+    @property
+    def strides(self) -> list[str]:
+        return [f"{self.tensor.name}_stride_{dim}" for dim in range(self.rank)]
+
+    @property
+    def offset(self) -> str:
+        """Where the element i0, i1, ... is, in elements."""
+        return " + ".join(f"i{dim} * {stride}" for dim, stride in enumerate(self.strides)) or "0"
+
+    @property
+    def rounded(self) -> str:
+        """A number as an element is stored."""
+        return "%s" if self.tensor.dtype == "fp32" else f"to_{self.tensor.dtype}(%s)"
+
+    @property
+    def has_single_pairs(self) -> str:
+        """Whether each element has a single pair: the tensor is not broadcast."""
+        sizes = {index: self.sizes[dim] for index, dim in self.functions.own.items()}
+        lengths = zip(INDEX_NAMES, SIZE_OF_INDEX.values(), strict=True)
+        return " && ".join(f"{sizes.get(index, 1)} == {length}" for index, length in lengths)
+
+    def matches(self, read: Read) -> list[str]:
+        """The conditions under which an element is the one that a pair reads."""
+        equal = {i.dim: f"{call(i.name, i.function)} == i{i.dim}" for i in read.indices}
+        free = [axis.is_free for axis in self.tensor.axes]
+        return [f"({self.sizes[dim]} == 1 || {same})" if free[dim] else same for dim, same in equal.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms(Gradients):
     """A workspace, and the terms that are added to it."""
 
     name: str
     place: Place
-    reads: tuple[ContributionFunctions[Function], ...]
-    functions: CapturedFunctions[Function]
-    tensor: Tensor  # the gradient, from whose sizes an element's place follows
-    diagonals: bool  # a term is the sum of a tile's diagonal
+    reads: tuple[Read, ...]
+    ds: str  # the gradient of s in the kernel
+    sums_diagonals: bool  # a term is the sum of a tile's diagonal
     may_be_all: bool  # pairs only: an element may have a single pair, whose term is then the gradient itself
     are_neighbours: bool  # and that is dS in 16 bits, neighbouring keys have neighbouring elements, and a thread has both pairs
 
-    def of(self, *sources: Source) -> tuple[ContributionFunctions[Function], ...]:
+    def of(self, *sources: Source) -> tuple[Read, ...]:
         return tuple(c for c in self.reads if c.source in sources)
+
+    @property
+    def of_pairs(self) -> tuple[Read, ...]:
+        return self.of("score", "scale")
+
+    @property
+    def of_sinks(self) -> tuple[Read, ...]:
+        return self.of("sink")
+
+    @property
+    def diagonals(self) -> list[tuple[str, Read]]:
+        """The terms of which a tile's diagonals are added up, with the names of their fragments."""
+        return [(f"{self.name}_terms{n}", c) for n, c in enumerate(self.of_pairs, 1)] if self.sums_diagonals else []
+
+    @property
+    def in_words(self) -> list[tuple[str, str, Read]]:
+        """The terms that each pair adds to words: the names of their place and value, and the reads."""
+        each = self.place == "words" and not self.sums_diagonals
+        return [(f"{self.name}_at{n}", f"{self.name}_term{n}", c) for n, c in enumerate(self.of_pairs, 1)] if each else []
+
+    @property
+    def in_fragments(self) -> tuple[Read, ...]:
+        """The terms that a thread adds up by itself."""
+        return self.of_pairs if self.place in ("rows", "keys") else ()
+
+    def term(self, *reads: Read) -> str:
+        """What a pair adds, or a row through its sink."""
+        of_source = {"score": "dS", "scale": f"{self.ds} * S_frag[r][j]", "sink": "weighted_delta"}
+        return " + ".join(of_source[c.source] + times(c) for c in reads)
+
+    @property
+    def term_of_pair(self) -> str:
+        """All that a pair adds, 0 where dS is 0: a factor may be infinite."""
+        term = self.term(*self.reads)
+        return f"dS == 0.0f ? 0.0f : {term}" if "dS" in term and term != "dS" else term
+
+    @property
+    def own_indices(self) -> dict[int, str]:
+        """The index of each dimension that has one of the pair's own."""
+        return {dim: LOCALS[index] for index, dim in self.functions.own.items()}
+
+    @property
+    def numbered_indices(self) -> list[str]:
+        """The initializers of i0, i1, ... for the element of a pair."""
+        return [f"i{dim} = {index}" for dim, index in self.own_indices.items()]
+
+    def words(self, read: Read) -> str:
+        """The words of the element that a pair reads."""
+        at = self.own_indices | {i.dim: call(i.name, i.function) for i in read.indices}
+        indices = [
+            f"({size} == 1 ? 0 : {at[dim]})" if axis.is_free else at[dim]
+            for dim, (size, axis) in enumerate(zip(self.sizes, self.tensor.axes, strict=True))
+        ]
+        element = f"((long long){indices[0]})" if indices else ""
+        for size, index in zip(self.sizes[1:], indices[1:], strict=True):
+            element = f"({element} * {size} + {index})"
+        return f"{self.name} + {element} * WORDS"
 
     @property
     def indices(self) -> str:
@@ -47,16 +158,10 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedKernel:
+class CapturedKernel(Gradients):
     """The kernel of one captured gradient."""
 
     kernel: KernelText
-    tensor: Tensor
-    functions: CapturedFunctions[Function]
-
-    @property
-    def rank(self) -> int:
-        return len(self.tensor.axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +242,7 @@ class CapturedSums(File):
             "last_kernels": self.last_kernels().values(),
             "row_kernels": [self._row_kernel(name, kernel) for name, kernel in kernels.items() if name in self.row_owners],
             "row_values": self.row_values,
+            "lse_parts": [name for name in self.row_values if name in ("lse", "lse_rest")],
             "captured_equations": self.captured_equations,
             "ds": self.ds,
             "kept_factor": self.kept_factor,
@@ -212,7 +318,7 @@ class CapturedSums(File):
             and tensor.dtype == self.spec.dtype.name
         )
         are_neighbours = may_be_all and is_ds and is_last and self.plan.schedule.on_tensor_cores
-        return Terms(of.name, of.place, reads, functions, tensor, of.diagonals, may_be_all, are_neighbours)
+        return Terms(tensor, functions, of.name, of.place, reads, self.ds, of.diagonals, may_be_all, are_neighbours)
 
     def _functions(self, captured: str) -> CapturedFunctions[Function]:
         return next(one for one in self.variant.captured_gradients if one.gradient.name == captured)
@@ -278,9 +384,9 @@ class CapturedSums(File):
         of_block = self.plan.threads * (PER_THREAD if inner else 1)
         grid = tensor.shape[::-1] if by_block else grid_of_elements(tensor.shape, of_block)
         return LastKernel(
-            self.kernel(tensor.name, grid, parameters, threads_name="THREADS, 1"),  # else registers are spilled for more blocks
             tensor,
             functions,
+            self.kernel(tensor.name, grid, parameters, threads_name="THREADS, 1"),  # else registers are spilled for more blocks
             sums,
             indices,
             by_block,

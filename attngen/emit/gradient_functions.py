@@ -50,8 +50,11 @@ class CapturedFunctions(Generic[F]):
     own: dict[str, int]  # the dimension, by the name of the index
     contributions: tuple[ContributionFunctions[F], ...]
 
+    def of(self, *sources: Source) -> tuple[ContributionFunctions[F], ...]:
+        return tuple(c for c in self.contributions if c.source in sources)
+
     def reads(self, *sources: Source) -> bool:
-        return any(c.source in sources for c in self.contributions)
+        return bool(self.of(*sources))
 
     @property
     def reads_s(self) -> bool:

@@ -14,7 +14,7 @@ from attngen.emit.program import MULTIPROCESSORS, Axis, CeilDiv, PackedBlocks, P
 from attngen.emit.variant import Function
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.bounded_scores import LARGE_EXPONENT
-from attngen.schedules.hopper_backward.plan import WARPGROUP, HopperBackwardPlan, clears_special, pair_slots
+from attngen.schedules.hopper_backward.plan import OF_ROWS, WARPGROUP, HopperBackwardPlan, clears_special, pair_slots
 from attngen.schedules.parts.fused_context import LARGE, NOT_A_NUMBER
 from attngen.schedules.parts.tma_context import ByTma, argument_members, pair_lanes
 from attngen.schedules.parts.wgmma import WARPGROUP_ROWS
@@ -24,7 +24,6 @@ from attngen.spec.operator import FLOAT_ONE
 
 DELTA_THREADS = 512  # at most; a thread then loads at most eight rows
 WARP_ROWS = 16  # per warp; a warpgroup has 64
-KERNELS = ("delta", "special_rows", "dk_dv", "add_parts", "dq", "convert_dq")  # all that there may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +243,9 @@ class HopperBackward(ByTma):
         kernels = self.kernels()
         of_keys, of_rows = kernels.get("dk_dv"), kernels.get("dq")
         return super().context() | {
-            "kernels": {name: kernels.get(name) for name in KERNELS},
+            "number_kernels": [name for name in self.own.kernels if name in OF_ROWS],
+            "gradient_kernels": [name for name in self.own.kernels if name not in OF_ROWS],
+            "keys_by": "split" if self.own.split_products else "adding" if self.own.dq == "additions" else "keys",
             "of_keys": self.members(of_keys, True) if of_keys else None,
             "of_rows": self.members(of_rows, False) if of_rows else None,
             "adds_dq": self.own.dq == "additions",

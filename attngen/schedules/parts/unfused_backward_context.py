@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attngen.emit import abi, comment_text
-from attngen.emit.captured_sums import CapturedKernel
+from attngen.emit.captured_sums import CapturedKernel, times
 from attngen.emit.gradient_functions import CapturedFunctions
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Extent, Parameter, grid_of_elements
@@ -35,6 +35,7 @@ class UnfusedBackward(Unfused):
             "derivative_reads_s": self.derivative_reads_s(),
             "keeps_sink_weight": self.keeps("sink_weight"),
             "row_floats": self.lengths["k"],
+            "times": times,
             "captured_equations": lambda one: comment_text.captured_equations(self.spec, self.gradient, one),
             "captured_kernels": [self._captured_kernel(one) for one in self.variant.captured_gradients],
         }
@@ -53,6 +54,10 @@ class UnfusedBackward(Unfused):
         }
         of_captured = {f"d_{one.gradient.name}": self._captured_kernel(one).kernel for one in self.variant.captured_gradients}
         return {name: of_captured[name] if name in of_captured else written[name]() for name in self.own.kernels}
+
+    def kernel_files(self) -> list[str]:
+        captured = {gradient_argument(one.gradient.name) for one in self.variant.captured_gradients}
+        return [name for name in self.own.kernels if name not in captured]
 
     def _score_gradient_grid(self) -> tuple[Extent, ...]:
         return self.pairs()
@@ -125,4 +130,4 @@ class UnfusedBackward(Unfused):
             *self.captured(*functions.functions, scale=functions.reads_s),
         ]
         grid = grid_of_elements(tensor.shape, self.plan.threads)
-        return CapturedKernel(self.kernel(tensor.name, grid, parameters), tensor, functions)
+        return CapturedKernel(tensor, functions, self.kernel(tensor.name, grid, parameters))

@@ -37,7 +37,11 @@ class Unfused(File):
         return self.head_grid(CeilDiv("q_len", self.plan.threads))
 
     def context(self) -> dict[str, Any]:
-        return super().context() | {"keeps_dot": False, "keeps_sink_weight": False}
+        return super().context() | {"keeps_dot": False, "keeps_sink_weight": False, "kernel_files": self.kernel_files()}
+
+    def kernel_files(self) -> list[str]:
+        """The kernels that have files of their names, in launch order."""
+        return [*self.kernels()]
 
     def scores(self, *kept: Parameter) -> KernelText:
         """The kernel that writes S; `kept` is what a backward keeps beside it."""
