@@ -365,12 +365,7 @@ def _compile_into_cache(spec: AttentionSpec, arch: str, kernel: str | None) -> N
 def _check_types(spec: Any, device: Any, arch: Any, captures: Any, ahead: Any) -> None:
     """Raises ArgumentTypeError for an argument of `compile` of the wrong type."""
     for keyword, given, fits, expected in (
-        (
-            "spec",
-            spec,
-            isinstance(spec, (AttentionSpec, str, PathLike)),
-            "an AttentionSpec, a path, or a shipped name",
-        ),
+        ("spec", spec, isinstance(spec, (AttentionSpec, str, PathLike)), "an AttentionSpec, a path, or a shipped name"),
         ("device", device, isinstance(device, str) or hasattr(device, "compile"), "the name of a device, or a Device"),
         ("arch", arch, arch is None or isinstance(arch, str), "the name of an architecture, as `attngen list` has them"),
         ("captures", captures, captures is None or isinstance(captures, Mapping), "a mapping from names to arrays"),
