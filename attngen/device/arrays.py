@@ -181,7 +181,10 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-_DLPACK_DTYPES = {(0, 32): "int32", (0, 64): "int64", (2, 16): "fp16", (2, 32): "fp32", (4, 16): "bf16", (6, 8): "bool"}
+_DLPACK_DTYPES = {
+    (0, 32): "int32", (0, 64): "int64", (2, 16): "fp16", (2, 32): "fp32", (4, 16): "bf16", (6, 8): "bool",
+    (10, 8): "fp8_e4m3", (12, 8): "fp8_e5m2",
+}  # fmt: skip
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 

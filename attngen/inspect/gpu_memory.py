@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from attngen.device.protocol import DeviceError
-from attngen.spec.dtypes import BF16, NUMPY_BFLOAT16
+from attngen.spec.dtypes import DTYPES, WITHOUT_NUMPY
 
 
 def to_gpu(array: Any) -> Any:
@@ -15,11 +15,11 @@ def to_gpu(array: Any) -> Any:
         from attngen.reference.torch_oracle import to_torch
 
         return to_torch(array, "cuda")
-    if find_spec("cupy") is not None and array.dtype != NUMPY_BFLOAT16:
+    if find_spec("cupy") is not None and array.dtype.names is None:
         import cupy
 
         return cupy.asarray(array)
-    raise DeviceError("checking on the GPU needs torch (or CuPy, but for bf16); pip install torch, or --device emulated")
+    raise DeviceError("checking on the GPU needs torch (or CuPy, not for bf16 or fp8); pip install torch, or --device emulated")
 
 
 def from_gpu(array: Any) -> Any:
@@ -28,5 +28,8 @@ def from_gpu(array: Any) -> Any:
         import torch
 
         host = array.detach().cpu()
-        return host.view(torch.int16).numpy().view(BF16.numpy) if host.dtype is torch.bfloat16 else host.numpy()
+        bits = {1: torch.uint8, 2: torch.int16}
+        types = {getattr(torch, dtype.torch): dtype for dtype in DTYPES.values() if dtype.torch in WITHOUT_NUMPY}
+        dtype = types.get(host.dtype)
+        return host.numpy() if dtype is None else host.view(bits[dtype.bytes]).numpy().view(dtype.numpy)
     return array.get()

@@ -100,9 +100,8 @@ def to_torch(array: Any, device: str) -> torch.Tensor:
     import numpy as np
     import torch
 
-    from attngen.spec.dtypes import NUMPY_BFLOAT16
-
     array = np.asarray(array, order="C")
-    if array.dtype == NUMPY_BFLOAT16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
-    return torch.from_numpy(array).to(device)
+    if array.dtype.names is None:
+        return torch.from_numpy(array).to(device)
+    bits = torch.from_numpy(array.view(f"i{array.itemsize}"))
+    return bits.view(getattr(torch, array.dtype.names[0])).to(device)

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 import attngen
+from attngen.device.arrays import view
 from attngen.diagnostics import DiagnosticError
+from attngen.inspect.gpu_memory import from_gpu
 from attngen.plan import ARCHES
 from attngen.plan.plan import PlanRefusal
 from attngen.reference.free_sizes import with_free_sizes
 from attngen.reference.problems import Shape, sample
+from attngen.reference.torch_oracle import to_torch
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP8_DTYPES, DType, from_storage, round_to_storage, within_range
@@ -181,3 +184,22 @@ def test_tensors_of_torch() -> None:
             found = function(q, k, v, ks=ks, vs=vs)
             assert found.dtype is torch.bfloat16
             assert (found.double() - expected).abs().max() < 2e-2 * expected.abs().max()
+
+
+class ByDlpack:
+    """An array that says what it is by DLPack alone."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.__dlpack__, self.__dlpack_device__ = tensor.__dlpack__, tensor.__dlpack_device__
+
+
+@pytest.mark.parametrize("dtype", FP8_DTYPES, ids=str)
+def test_arrays_of_other_libraries(dtype: DType) -> None:
+    """Of DLPack, and as tensors of torch and back, bit for bit."""
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(256, dtype=torch.uint8).view(getattr(torch, dtype.torch))
+    assert view(ByDlpack(tensor), "k").dtype is dtype
+    stored = np.arange(256, dtype=np.uint8).view(dtype.numpy)
+    assert to_torch(stored, "cpu").view(torch.uint8).equal(tensor.view(torch.uint8))
+    assert from_gpu(tensor).tobytes() == stored.tobytes()
+    assert from_gpu(tensor).dtype == dtype.numpy
