@@ -72,6 +72,7 @@ def statements(spec: AttentionSpec) -> dict[str, str | bool | None]:
         "sink": None if spec.sink is None else expression_to_text(spec.sink),
         "dropout": None if spec.dropout is None else expression_to_text(spec.dropout),
         "rotary": None if spec.rotary is None else rotary_to_text(spec.rotary),
+        "values": spec.values,
         "v_scale": None if spec.v_scale is None else expression_to_text(spec.v_scale),
         "lse": spec.lse,
         "precision": spec.precision,

@@ -92,6 +92,7 @@ def describe_spec(spec: AttentionSpec) -> str:
         "dtype": dtypes_to_text(spec),
         "head_dim": spec.head_dim,
         "head_dim_v": spec.head_dim_v,
+        "values": "V" if spec.values is None else "k[{}:{}]".format(*spec.values),
         "heads": "as the tensors have" if spec.q_heads is None else f"{spec.q_heads} over {spec.kv_heads}",
         "inputs": ", ".join(f"{i.name}: {i.dtype}[{', '.join(map(str, i.dims))}]" for i in spec.inputs) or "none",
         "params": ", ".join(f"{p.name}: {p.type} = {p.default}" for p in spec.params) or "none",
