@@ -30,7 +30,7 @@ MULTIPROCESSORS = 2  # on the emulated device, if a problem states no number
 class Block:
     """A block of rows, or a block of keys, and what it does with tiles."""
 
-    kinds: Array  # of all tiles of keys, in order; or of all tiles of rows, of each query head that shares the keys
+    kinds: Array  # kinds of all tiles of keys, in order; or of all tiles of rows, of each query head that shares the keys
     parts: tuple[Array, ...] = ()  # the same for the consumers that have a range of tiles of their own
 
     @cached_property

@@ -57,9 +57,9 @@ class Checked:
     template: str
     device: str
     arch: str
-    comparison: Comparison  # of its worst problem
+    comparison: Comparison  # the result of its worst problem
     compile_seconds: float
-    run_seconds: float  # of all problems
+    run_seconds: float  # the time of all problems
     problems: tuple[Tried, ...]
     not_exercised: tuple[str, ...]  # by any problem: a wrong kernel may pass
     absent: tuple[str, ...] = ()  # what no problem has, because the mask does not allow it

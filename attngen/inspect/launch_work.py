@@ -27,7 +27,7 @@ class LaunchWork:
     products: tuple[str, ...]
     visited_pairs: int
     computed: int  # operations of its products, over the pairs of the tiles that it visits
-    bytes: int  # of its tensors, each once; what it changes in place counts twice
+    bytes: int  # the size of its tensors, each once; what it changes in place counts twice
 
 
 def launches(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, int | float]) -> Iterator[LaunchWork]:

@@ -35,7 +35,7 @@ class Totals:
 
     global_read: int
     global_written: int
-    sectors: int  # of 32 bytes of global memory, touched by each execution by a warp
+    sectors: int  # pieces of 32 bytes of global memory, touched by each execution by a warp
     shared_read: int
     shared_written: int
     wavefronts: int

@@ -52,7 +52,7 @@ class Setting:
 
     draw: Draw = USUAL  # the values of its arrays
     apart: bool = False  # each array has strides of its own: gaps lie between the rows (`stored.apart`)
-    multiprocessors: int = 0  # of the emulated device, for persistent blocks and split keys; 0: as many as it has
+    multiprocessors: int = 0  # how many the emulated device has, for persistent blocks and split keys; 0: its own
     sections: bool = False  # few heads are numbered together (`attngen.plan.heads_in_l2`)
     laid_out: tuple[str, Layout] | None = None  # an array by its name, and its layout (`stored.with_layout`)
     spoils: Spoils = ""  # where NaN is: the row in the middle; "dout": its ends in dO alone

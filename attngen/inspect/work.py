@@ -130,9 +130,9 @@ class Work:
     """One call of one schedule, batch 1, every head taken to be like head 0."""
 
     allowed_pairs: int
-    visited_pairs: int  # of the launch that multiplies the most
-    operations: int  # of the products that count (`attngen.plan.products`), over the pairs that the mask allows
-    computed: int  # of all products, over all pairs that are multiplied
+    visited_pairs: int  # pairs of the launch that multiplies the most
+    operations: int  # those of the products that count (`attngen.plan.products`), over the pairs that the mask allows
+    computed: int  # those of all products, over all pairs that are multiplied
     least_bytes: int  # if launches touch each of their tensors once; of K and V, only tiles that some row visits
     read: int | None  # by the instructions, before any cache; None of a backward
     written: int | None

@@ -40,7 +40,7 @@ from attngen.spec.suspicions import suspicions
 MAX_DECLARATIONS = 64
 WORDS = {"storage": (Storage, mistakes.UnknownStorage), "q": (QPlace, mistakes.UnknownQPlace)}  # in a `kernel` statement
 REPEATED = ("input", "param", "let", "define")
-TENSORS = {"scaled": ("k", "v"), "values": ("k",)}  # which a statement takes
+TENSORS = {"scaled": ("k", "v"), "values": ("k",)}  # the tensors that a statement may name
 EXPRESSIONS = ("mask", "score", "scale", "sink", "dropout", "scaled k", "scaled v")
 
 T = TypeVar("T")

@@ -34,9 +34,9 @@ class Arch:
     max_threads_per_sm: int
     max_blocks_per_sm: int
     gpu: str
-    tensor_tflops: float  # of dense matrix products with operands of 16 bits and sums in fp32
-    fp32_tflops: float  # of fused multiply-adds outside of the tensor cores
-    bandwidth_tb_s: float  # of its memory
+    tensor_tflops: float  # the rate of dense matrix products with operands of 16 bits and sums in fp32
+    fp32_tflops: float  # the rate of fused multiply-adds outside of the tensor cores
+    bandwidth_tb_s: float  # the rate of its memory
     features: frozenset[Feature]
     registers_per_sm: int = 65536
     max_registers_per_thread: int = 255

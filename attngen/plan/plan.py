@@ -102,7 +102,7 @@ class Schedule:
     A schedule of direction "backward" computes the gradients `facts.wanted`; its name ends in BACKWARD_SUFFIX.
     """
 
-    name: str  # of its template, `templates/kernels/NAME.cu.j2`, and of its explanation, `templates/lessons/NAME.j2`
+    name: str  # the name of its template, `templates/kernels/NAME.cu.j2`, and its explanation, `templates/lessons/NAME.j2`
     # in a spec's `kernel` statement; of several that share it, the first that suits the spec and the architecture is used
     keyword: ScheduleName
     summary: str  # one sentence, for `attngen list`

@@ -26,7 +26,7 @@ class SharedBuffer:
     use: str  # what it holds, in words
     pad: int = 0  # elements after each row
     swizzled: bool = False  # the chunks of a row of 128 bytes are permuted as in `Layout`
-    read: str | None = None  # which chunks are read at once (`Layout`); None for what is no tile of a matrix
+    read: str | None = None  # the chunks that are read at once (`Layout`); None for what is no tile of a matrix
     then: str = ""  # the matrix whose rows it holds at the end
     kernel: str = ""  # the only kernel of the file that has it; empty: all have it
     offset: int = 0
@@ -73,7 +73,7 @@ class Layout:
     rows: int
     data_bytes: int
     row_bytes: int
-    read: str  # which eight chunks are read at once, at most: a COLUMN of eight rows, neighbours in a ROW, or NEITHER
+    read: str  # the eight chunks that are read at once, at most: a COLUMN of eight rows, neighbours in a ROW, or NEITHER
     swizzled: bool = False  # chunks of a row of 128 bytes are permuted by exclusive or with the row's number modulo 8
     gap: tuple[int, int] = (1, 0)  # after every so many rows, so many bytes are left free
 

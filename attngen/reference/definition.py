@@ -28,7 +28,7 @@ SPLIT_TERM = 2.4 * 1.2 * 2.0**-18
 class Rounding:
     """Errors of matrix products."""
 
-    seed: int  # of their signs
+    seed: int  # a seed of their signs
     term: float = TERM  # relative error of each term of a sum over rows or keys, beside SPLIT_TERM if the precision allows it
     # what other seeds need too for the same problem; None: nothing is kept
     shared: dict[tuple[Any, ...], Any] | None = field(default=None, repr=False, compare=False)

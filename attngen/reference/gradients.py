@@ -61,7 +61,7 @@ class Sum:
     """The gradient of one argument, and what the error of adding it up follows from."""
 
     value: Array
-    magnitude: Array  # of each element, the sum of its terms' magnitudes
+    magnitude: Array  # for each element, the sum of its terms' magnitudes
     terms: Array  # and their number
 
 

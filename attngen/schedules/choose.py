@@ -111,7 +111,6 @@ def _gradients(spec: AttentionSpec, direction: Direction | None, wanted: Iterabl
     return wanted_gradients(spec, wanted)
 
 
-@remembered
 def choice_of(
     spec: AttentionSpec,
     arch: Arch,
@@ -120,6 +119,13 @@ def choice_of(
     deterministic: bool = DETERMINISTIC,
 ) -> Choice:
     """The part of `choose` that does not depend on lengths. Raises PlanRefusal."""
+    return _choice_of(spec, arch, schedule, wanted, deterministic)
+
+
+@remembered  # by all arguments, however a caller gives them: a spec has one Choice
+def _choice_of(
+    spec: AttentionSpec, arch: Arch, schedule: str | KernelRequest | None, wanted: tuple[str, ...], deterministic: bool
+) -> Choice:
     facts = _facts(spec, schedule, wanted, deterministic)
     usual = plan_of(facts, arch)
     rules = rules_of(usual)

@@ -56,7 +56,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "dropout": (),
 }
 
-TITLES = {"scaled k": "scale of K", "scaled v": "scale of V"}  # of expressions whose statement is no noun
+TITLES = {"scaled k": "scale of K", "scaled v": "scale of V"}  # nouns for expressions whose statement is none
 OF_THE_CALL = ("scale", "dropout")  # statements whose value is one number for a call
 
 

@@ -35,7 +35,7 @@ class DType:
     torch: str
     bytes: int
     kind: str  # "float", "int" or "bool": the type of an expression that reads it
-    fraction_bits: int = 0  # of a float, without its leading one
+    fraction_bits: int = 0  # bits of the fraction of a float, without its leading one
 
     @property
     def numpy(self) -> np.dtype[Any]:

@@ -145,7 +145,7 @@ def _checked(said: Said, tensors: Sequence[Any]) -> tuple[list[Tensor], Repeat |
     names = ("dout", "dlse", "out", "lse", "lse_rest", *input_names(spec))
     shapes = tuple([t.shape for t in tensors[FIRST_INPUT:]]) if len(tensors) > FIRST_INPUT + 3 else ()
     outputs: list[Tensor] = []
-    places: dict[str, int] = {}  # of gradients among the outputs
+    places: dict[str, int] = {}  # places of gradients among the outputs
     parts: list[tuple[PreparedCall | None, Sequence[int]]] = []
     for part in _parts(spec, q.device, wanted, deterministic, shapes):
         found = backward_runtime(spec, q.device, part, deterministic)

@@ -54,8 +54,8 @@ class AccessSite:
     lanes: int
     bytes: int
     phases: int  # wavefronts without bank conflicts
-    wavefronts: int  # of its executions, in shared memory
-    sectors: int  # of 32 bytes of global memory that executions touch, each counted once per execution
+    wavefronts: int  # wavefronts in shared memory, by its executions
+    sectors: int  # pieces of 32 bytes of global memory that executions touch, each counted once per execution
     degree: int  # the largest number of wavefronts of one phase
     width: int
 
