@@ -187,6 +187,8 @@ def _own(spec: AttentionSpec, plan: Plan, tile: tuple[int, int]) -> Iterator[Aim
             kv_len = n * splits.keys + 1
             for q_len in (FEW, kv_len, kv_len + BEYOND):
                 yield _split(spec, splits, one_head(q_len, kv_len))
+        for q_len in (FEW, 2 * splits.keys + 1):
+            yield _split(spec, splits, one_head(q_len, 2 * splits.keys + 1, Setting(spoils="row of Q")))
         for n in MANY_SPLITS:
             kv_len = (n + 1) * splits.keys + 1
             for q_len in (FEW, kv_len)[: 2 if n == SPLITS else 1]:  # as many rows would take long

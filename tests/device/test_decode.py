@@ -23,9 +23,10 @@ from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose, plans_for
 from attngen.schedules.decode.plan import LEAST_KEYS, MOST_ROWS
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import from_storage, round_to_storage
 from attngen.spec.print_attn import to_text
 from tests import tiers
-from tests.harness import call, compile_text, compiled, emitted, is_right, run, solved
+from tests.harness import call, compared, compile_text, compiled, emitted, is_right, run, solved
 from tests.left_out import first_finding, removable, unnoticed
 
 SYNCHRONIZATION = re.compile(
@@ -55,6 +56,17 @@ def test_rows_of_all_heads_in_a_tile(spec: AttentionSpec) -> None:
         if spec is not DOCUMENTS or shape.q_len <= shape.kv_len:
             found = run(spec, "decode", shape, seed=number % 2 * 7)
             assert found.passed, (shape, found)
+
+
+@pytest.mark.parametrize("spec", [PLAIN, BOTTOM, attngen.define(dtype="fp32", head_dim=16)], ids=["plain", "sink", "fp32"])
+def test_a_row_with_nan_is_nan_in_any_number_of_splits(spec: AttentionSpec) -> None:
+    """All its scores are NaN, and none is the maximum of a split: so had a split without keys."""
+    for kv_len in (30, 300, 900):
+        problem = sample(spec, Shape(1, 1, 1, 7, kv_len))
+        q = from_storage(problem.q)
+        q[0, 0, 3, 5], q[0, 0, 5, 0] = np.nan, np.inf
+        found = compared(compiled(spec, "decode"), replace(problem, q=round_to_storage(q, spec.dtype)))
+        assert found.passed, (kv_len, found)
 
 
 def wide(spec: AttentionSpec, head_dim: int = 64, head_dim_v: int = 64) -> AttentionSpec:

@@ -1143,7 +1143,7 @@ OF_DECODE = (
     WithoutEffect(DECODE, ("partial: always true",), ALL_PARTIAL),
     WithoutEffect(
         DECODE,
-        ("row_max == -INF: never true",),
+        ("row_sum == 0.0f: never true",),
         "sums of a split without keys are written; the join does not read them",
         line="continue",
     ),

@@ -91,6 +91,7 @@ BUGS = [
     ("alibi", "fused", "sm_80", r"\n +__syncthreads\(\);  // if no tile was visited[^\n]*", ""),
     ("cross_attention", "naive", "sm_80", "float row_max = -INF;", "float row_max = 0.0f;"),
     ("mistral_window", "decode", "sm_90a", r"q_lo - in.size \+ 1\), kv_len\),  // begin", "q_lo - in.size + 2), kv_len),"),
+    ("gpt2", "decode", "sm_80", r"row_sum == row_sum \? row_max : row_sum", "row_max"),
     ("prefix_lm", "fused", "sm_80", r"visited\[begin % THREADS / 32\] >>", "visited[begin / 32] >>"),
 ]
 BUGS_OF_BACKWARDS = [

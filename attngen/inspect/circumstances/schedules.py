@@ -21,8 +21,10 @@ from attngen.inspect.circumstances.row import (
     persistent,
     rescales,
     splits_keys,
+    subtracts_maxima,
 )
 from attngen.inspect.circumstances.values import OVERFLOW
+from attngen.inspect.trial import spoiled_row
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY
 from attngen.plan.mask_bounds import MaskBounds
@@ -275,6 +277,9 @@ JOINED = (
     ),
     Circumstance("joined_splits", "a row whose keys lie in several splits, which are joined", (splits_keys,),
         lambda case: _joined_rows(case).any(), by_values=True),
+    Circumstance("joined_row_of_nan", "a row of Q of NaN whose keys lie in several splits", (splits_keys, subtracts_maxima),
+        lambda case: case.setting.spoils == "row of Q" and bool(_joined_rows(case)[spoiled_row(case.q_len) :][:1].any()),
+        "rows in the middle have keys in one split", by_values=True),
     Circumstance("joined_without_keys", "a row without keys, of several splits", (splits_keys, _some_rows_without_keys),
         _joins_nothing, "each row of several splits has a key", by_values=True, without_pairs=True),
     Circumstance("joined_large_scores",

@@ -583,8 +583,9 @@ gpt2_split(
         const int q_idx = (first_row + row) / group_size, h_idx = first_head + (first_row + row) % group_size;
         if (splits > 1) {
             const long long part = part_of(row);
-            if (column == 0) split_max[part] = row_max;
-            if (row_max == -INF) continue;  // no key: the join reads the maximum alone
+            // NaN tells the join of a row with NaN, whose maximum may be that of no key
+            if (column == 0) split_max[part] = row_sum == row_sum ? row_max : row_sum;
+            if (row_sum == 0.0f) continue;  // no key: the join reads the maximum alone
             if (column == 0) split_sum[part] = row_sum;
             *(Quad*)(split_O + part * HEAD_DIM_V + column) = sum;
             continue;
