@@ -113,6 +113,7 @@ PARAMS = {
 HUGE = (2**30, -(2**30), 2**29, 1 - 2**29)  # values of `w` if it bounds indices and is in no score
 SMALL_HEADS = (8, 16, 24, 32, 40, 48, 64, 64, 64, 80, 96, 128)  # sizes for masks with large constants, which need long problems
 CONVERTING = ("naive", "tiled")  # schedules whose Q, K, V and O may have any types
+QUANTIZED = ("decode",)  # those whose K and V may have 8 bits
 KEY_TYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e4m3", "fp8_e5m2")
 STORAGES: tuple[Storage, ...] = (*["dense"] * 4, "padded", "packed", "packed", "paged", "packed_paged")  # type: ignore[assignment]
 PAGE_SIZES = {"hopper": (8, 16, 24, 48, 64, 128, 256), "wgmma": (8, 16, 48, 64, 256)}  # schedules with pages of a stated size
@@ -237,7 +238,7 @@ def case(seed: int, kernel: str | None = None) -> Case:
             elif r.random() < 0.1 and one.size_of_v == 1.0:
                 one = replace(one, text=with_part_of_keys(r, one))
                 choose(one.spec(), ARCHES[one.arch], one.schedule)
-            elif r.random() < (0.4 if one.schedule in CONVERTING else 0.05):
+            elif r.random() < (0.4 if one.schedule in (*CONVERTING, *QUANTIZED) else 0.05):
                 one = replace(one, text=quantized(r, one))
                 choose(one.spec(), ARCHES[one.arch], one.schedule)
         except DiagnosticError as error:
@@ -357,16 +358,21 @@ def quantized(r: random.Random, one: Case) -> str:
     by_head, by_key = "size_of_head", "size_of_key"
     scales = (f"{by_head}[h]", f"{by_key}[b, k]", f"{by_head}[h] * {by_key}[b, k]", "0.5", "float(k % 3 + 1)")
     lines = []
-    for tensor in r.choice(("k", "kv", "v")) if one.schedule in CONVERTING else "k":
-        lines.append(f"scaled {tensor} by {r.choice(scales)}")
+    for tensor in r.choice(("k", "kv", "v")) if one.schedule in (*CONVERTING, *QUANTIZED) else "k":
+        usable = scales if tensor == "k" or one.schedule in CONVERTING else (f"{by_head}[h]", "0.5")
+        lines.append(f"scaled {tensor} by {r.choice(usable)}")
     text = "\n".join(lines)
     if by_head in text:
         lines.append(f"input {by_head}: fp32[heads]")
     if by_key in text:
         lines.append(f"input {by_key}: {r.choice(('fp32', 'bf16'))}[batch, kv_len]")
     found = one.text.removesuffix("}\n") + "".join(f"    {line}\n" for line in lines) + "}\n"
-    if one.schedule not in CONVERTING or one.size_of_v != 1.0 or "extra" in words or "extra" in found:
+    if one.schedule not in (*CONVERTING, *QUANTIZED) or one.size_of_v != 1.0 or "extra" in words or "extra" in found:
         return found
+    if one.schedule in QUANTIZED:
+        (q,) = re.findall(r"^    dtype (\w+)$", found, re.MULTILINE)
+        k = r.choice(("fp8_e4m3", "fp8_e5m2"))
+        return re.sub(r"^    dtype \w+$", f"    dtype q {q}  k {k}  v {k}", found, flags=re.MULTILINE)
     q, k, v, o = (r.choice(types) for types in (KEY_TYPES, KEY_TYPES, KEY_TYPES, ("fp16", "bf16", "fp32")))
     v = k if one.page_size or one.storage in ("paged", "packed_paged") else v
     return re.sub(r"^    dtype \w+$", f"    dtype q {q}  k {k}  v {v}  o {o}", found, flags=re.MULTILINE)

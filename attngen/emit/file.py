@@ -226,6 +226,11 @@ class File(KernelMaker):
         return lines
 
     @property
+    def product_type(self) -> str:
+        """The type of the operands of tensor cores."""
+        return self.spec.dtype.name
+
+    @property
     def split(self) -> str:
         """The type of the two parts of each number that tensor cores multiply; empty: numbers are not split."""
         return ""
@@ -241,7 +246,8 @@ class File(KernelMaker):
             read.add("fp32")  # P
         if rotation := rotation_of(self.spec, self.plan):
             read |= {own, rotation.angles.name}
-        of_products = {kind: {self.split or own} for kind in ("pack", "unpack", "mma")}
+        of_products = {kind: {self.split or self.product_type} for kind in ("pack", "unpack", "mma")}
+        of_products["halves"] = {self.spec.dtypes["k"].name}
         reduce_add = {"redux" if self.plan.arch.has(Feature.REDUX) else "shuffles"}
         return {"to_float": read, "special": {own}, "split": {self.split}, "reduce_add": reduce_add, **of_products}
 

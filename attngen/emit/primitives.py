@@ -23,6 +23,7 @@ ORDER = """
     ldmatrix ldmatrix_trans ldmatrix_x2 stmatrix stmatrix_trans global_add global_add_one keep_order
     mma_fp16 mma_bf16 mma_tf32 split_tf32 split_bf16 proxy_fence setmaxnreg wgmma wgmma_unset named_barrier named_barrier_any
     lane_reduce reduce_add_redux reduce_add_shuffles exact_sum philox permute_bytes two_sum
+    halves_fp8_e4m3 halves_fp8_e5m2
 """
 FORMS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "tf32", "fp32", "redux", "shuffles")
 

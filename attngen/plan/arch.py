@@ -14,6 +14,7 @@ class Feature(Enum):
     MMA_FP16 = "mma.sync on fp16 with 16 x 8 x 16 tiles"
     MMA_BF16 = "mma.sync on bf16"
     MMA_TF32 = "mma.sync on tf32: fp32 with 10 bits of fraction"
+    CVT_E4M3 = "cvt between e4m3 and fp16: numbers of 8 bits become fp16, two at a time"
     REDUX = "redux.sync: a sum over lanes of a warp by one instruction"
     RED_V4 = "red.global.add.v4.f32: four fp32 numbers added in global memory by one instruction"
     MBARRIER = "mbarrier: barriers that count bytes and arrivals"
@@ -53,9 +54,10 @@ class Arch:
 KIB = 1024
 _TURING = frozenset({Feature.LDMATRIX})
 _AMPERE = _TURING | {Feature.CP_ASYNC, Feature.MMA_FP16, Feature.MMA_BF16, Feature.MMA_TF32, Feature.REDUX}
-_HOPPER = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY, Feature.WGMMA}
-_BLACKWELL = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY, Feature.TCGEN05}
-_BLACKWELL_CONSUMER = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY}
+_ADA = _AMPERE | {Feature.CVT_E4M3}
+_HOPPER = _ADA | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY, Feature.WGMMA}
+_BLACKWELL = _ADA | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY, Feature.TCGEN05}
+_BLACKWELL_CONSUMER = _ADA | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY}
 
 # Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Rates: NVIDIA's data sheets of the GPU
 # named, those of tensor cores without sparsity (half of what a sheet prints with it); of the RTX 5090 its whitepaper.
@@ -63,7 +65,7 @@ ROWS: tuple[Arch, ...] = (
     Arch("sm_75", "Turing: T4, RTX 20", 64 * KIB, 64 * KIB, 1024, 16, "T4", 65, 8.1, 0.320, _TURING),
     Arch("sm_80", "Ampere: A100", 163 * KIB, 164 * KIB, 2048, 32, "A100 80GB SXM", 312, 19.5, 2.039, _AMPERE),
     Arch("sm_86", "Ampere: A10, RTX 30", 99 * KIB, 100 * KIB, 1536, 16, "A10", 125, 31.2, 0.600, _AMPERE),
-    Arch("sm_89", "Ada: L4, L40, RTX 40", 99 * KIB, 100 * KIB, 1536, 24, "L40", 181.05, 90.5, 0.864, _AMPERE),
+    Arch("sm_89", "Ada: L4, L40, RTX 40", 99 * KIB, 100 * KIB, 1536, 24, "L40", 181.05, 90.5, 0.864, _ADA),
     Arch("sm_90a", "Hopper: H100, H200", 227 * KIB, 228 * KIB, 2048, 32, "H200 SXM", 989.5, 67, 4.8, _HOPPER),
     Arch("sm_100a", "Blackwell: B200", 227 * KIB, 228 * KIB, 2048, 32, "B200", 2250, 75, 8.0, _BLACKWELL),
     Arch("sm_120a", "Blackwell: RTX 50", 99 * KIB, 100 * KIB, 1536, 24, "RTX 5090", 209.5, 104.8, 1.792, _BLACKWELL_CONSUMER),

@@ -95,6 +95,20 @@ class TileChoice(Protocol):
         """The tile that a model of its time finds fastest for these lengths."""
 
 
+def one_type(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
+    """The limits of schedules whose Q, K, V and O have one type, without a scale of V."""
+    others = [tensor for tensor, dtype in spec.dtypes.items() if dtype is not spec.dtype]
+    if others:
+        yield "dtype", f"its tensors have one element type, and that of {others[0]} is not that of q"
+    if spec.v_scale is not None:
+        yield "scaled v", "it multiplies no weights by a scale of V"
+
+
+def any_types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
+    """Of those that convert each element by itself: none."""
+    yield from ()
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Schedule:
     """Everything that the compiler knows of one schedule; adding a schedule takes this object and its template.
@@ -111,7 +125,7 @@ class Schedule:
     why_not: Callable[[SpecFacts, Arch], str] = lambda facts, arch: ""  # why it cannot compute the spec; empty if it can
     propose: Callable[[Schedule, SpecFacts, Arch], Plan]  # raises PlanRefusal
     largest_head: int = LARGEST_HEAD  # elements of a row of Q, K or V, at most
-    converts: bool = False  # each element by itself: Q, K, V and O may have any types
+    types: Callable[[AttentionSpec], Iterator[tuple[str, str]]] = one_type  # as `limits`: of element types and scales of V
     needs: tuple[Feature, ...] = ()  # what an architecture must have for it to compute any spec
     tiles: Callable[[SpecFacts, Arch], tuple[Tile, ...]] = lambda facts, arch: ()  # those that fit, for tuning
     # whether Q may stay in registers beside a tile
@@ -155,12 +169,8 @@ class Schedule:
         """What keeps it from computing the spec on any architecture: a statement of the spec, and the reason."""
         if max(spec.head_dim, spec.head_dim_v) > self.largest_head:
             yield "head_dim", f"its heads have at most {self.largest_head} elements"
-        others = [tensor for tensor, dtype in spec.dtypes.items() if dtype is not spec.dtype]
-        if others and not self.converts:
-            yield "dtype", f"its tensors have one element type, and that of {others[0]} is not that of q"
-        elif spec.v_scale is not None and not self.converts:
-            yield "scaled v", "it multiplies no weights by a scale of V"
-        elif spec.rotary is not None and spec.k_dtype is not None:
+        yield from self.types(spec)
+        if spec.rotary is not None and spec.k_dtype is not None:
             yield "rotary", "its rotated keys are numbers of the type that Q has"
         elif spec.kernel.is_paged and spec.dtypes["k"] is not spec.dtypes["v"]:
             yield "dtype", "its keys and values in pages have one element type"

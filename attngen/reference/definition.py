@@ -12,7 +12,7 @@ import numpy as np
 
 from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.dropout import RNG_STATE, bytes_of_pairs, dropped_of, kept_factor
-from attngen.spec.dtypes import FP16, FP32, from_storage, round_to_storage, unit_roundoff
+from attngen.spec.dtypes import FP8_DTYPES, FP16, FP32, from_storage, round_to_storage, unit_roundoff
 from attngen.spec.evaluate import evaluate
 
 ROW_BUDGET = 2**25  # scores in memory at once
@@ -192,7 +192,7 @@ def _in_fp16(problem: Problem, weights: Any, at: tuple[int, ...]) -> Any:
     """Weights with what fp16 takes from small ones, if the problem has rounding: as a factor of V, a weight is a multiple of
     2^-24 of its row's largest one (of 1, without a softmax) where it is less than 2^-14 of it. Where weights are larger, the
     rounding of the output is as large as theirs. The sink is no factor of V."""
-    if problem.rounding is None or problem.spec.dtype is not FP16:
+    if problem.rounding is None or not (problem.spec.dtype is FP16 or problem.spec.dtypes["v"] in FP8_DTYPES):
         return weights
     unit = weights.max(-1, keepdims=True, initial=0.0) if problem.spec.normalize == "softmax" else 1.0
     size = np.where(np.abs(weights) < 2.0**-14 * unit, 2.0**-25 * unit, 0.0)

@@ -30,6 +30,16 @@ inline unsigned short to_bfloat(float x) {
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
+inline unsigned short from_e4m3(unsigned char bits) {  // as an fp16
+    const int exponent = bits >> 3 & 15, fraction = bits & 7;
+    const float magnitude = exponent ? ldexpf(8.0f + fraction, exponent - 10) : ldexpf((float)fraction, -9);
+    return to_half((bits & 127) == 127 ? NAN : bits & 128 ? -magnitude : magnitude);
+}
+
+inline void cvt_rn_f16x2_e4m3x2(int, unsigned& d, unsigned short a) {
+    d = (unsigned)from_e4m3(a >> 8) << 16 | from_e4m3(a & 255);
+}
+
 inline void cvt_f32_f16(int, float& d, unsigned short a) { d = from_half(a); }
 inline void cvt_rn_f16_f32(int, unsigned short& d, float a) { d = to_half(a); }
 inline void cvt_rn_bf16_f32(int, unsigned short& d, float a) { d = to_bfloat(a); }

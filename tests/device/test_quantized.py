@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP8_DTYPES, DType, from_storage, round_to_storage, within_range
 from tests import tiers
-from tests.harness import call_stored, compiled, run
+from tests.harness import call_stored, compared, compiled, run
 from tests.random_draws import Case
 from tests.random_lengths import Call
 from tests.random_problems import arrays_of
@@ -45,6 +46,12 @@ SCALES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 CASES = [(schedule, types, scales) for schedule in ("naive", "tiled") for types in TYPES for scales in SCALES]
+OF_DECODE = [
+    (types, scales, size)
+    for types in ("e4m3", "e5m2")
+    for scales in ("none", "of tensors", "of heads")
+    for size in (48, 128, 256)
+]
 
 
 def quantized(types: str = "e4m3", scales: str = "none", **more: Any) -> AttentionSpec:
@@ -80,15 +87,61 @@ def test_sequences_whose_unused_rows_are_nan(schedule: str, storage: str) -> Non
     assert np.isfinite(from_storage(output)).all()
 
 
+@pytest.mark.parametrize(("types", "scales", "size"), tiers.cases(OF_DECODE, quick=[("e4m3", "of heads", 48)]))
+def test_decode(types: str, scales: str, size: int) -> None:
+    """Of several splits and warps; fragments of Q in registers, or read for each tile."""
+    spec = quantized(types, scales, head_dim=size, head_dim_v=size)
+    for q_len, kv_len in ((1, 700), (7, 133), (3, 5)):
+        found = run(spec, "decode", Shape(2, 4, 2, q_len, kv_len), arch="sm_90a")
+        assert found.passed, found
+
+
+@pytest.mark.parametrize("storage", tiers.cases(["padded", "packed", "paged", "packed_paged"], quick=["paged"]))
+def test_decode_of_sequences_whose_unused_rows_are_nan(storage: str) -> None:
+    spec = quantized(scales="of heads", storage=storage, head_dim=64, head_dim_v=64)
+    one = Case("", "decode", "sm_90a", (), False, 1.0, storage=storage)  # type: ignore[arg-type]
+    lengths = Call(Shape(3, 4, 2, 2, 90), (2, 0, 1), (90, 3, 0), {}, page_size=16)
+    problem = sample(spec, lengths.shape)
+    output, _ = call_stored(compiled(spec, "decode", "sm_90a"), arrays_of(one, lengths, spec, problem, 0))
+    assert np.isfinite(from_storage(output)).all()
+
+
+def test_queries_that_fp16_has_not() -> None:
+    """Rows of any size, of zeros, with NaN and infinity beside others: a power of 2 for each row brings it to fp16."""
+    spec = attngen.define(dtype=KV8, head_dim=64, params={"small": ("float", 1.0)}, score="s * small")
+    problem = sample(spec, Shape(1, 1, 1, 12, 300))
+    q = np.clip(from_storage(problem.q), -2.0, 2.0)
+    q *= np.array([1e30, 1e-30, 1e38, 1e-38, 0.0, 1.0, 7e4, 2.0**-130, 1e4, 1.0, 1.0, 1.0])[:, None]
+    q[0, 0, 9, 3], q[0, 0, 10, 5], q[0, 0, 11, 0] = np.nan, np.inf, -np.inf
+    problem = replace(problem, q=round_to_storage(q, spec.dtype))
+    kernel = compiled(spec, "decode", "sm_90a")
+    for small in (1.0, 1e-30, 1e30):
+        found = compared(kernel, problem, small=small)
+        assert found.passed, (small, found)
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_decode_keeps_nan(code: int) -> None:
+    spec = attngen.define(dtype=KV8, head_dim=16)
+    q, ones = (
+        round_to_storage(np.ones((1, 1, n, 16), np.float32), dtype) for n, dtype in ((1, spec.dtype), (3, FP8_DTYPES[0]))
+    )
+    kernel = compiled(spec, "decode", "sm_90a")
+    for tensor in ("k", "v"):
+        arrays = {"k": ones.copy(), "v": ones.copy()}
+        arrays[tensor].view(np.uint8)[0, 0, 1, 5] = code
+        assert np.isnan(from_storage(kernel(q, **arrays))).any()
+
+
 @pytest.mark.parametrize("dtype", FP8_DTYPES, ids=str)
-@pytest.mark.parametrize("schedule", ["naive", "tiled"])
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "decode"])
 def test_every_number_of_8_bits_is_read_as_it_is(schedule: str, dtype: DType) -> None:
     """V has all 256 of them, in a row that is the only one that its query sees."""
-    spec = attngen.define(dtype={"q": "fp32", "v": dtype.name}, head_dim=8, head_dim_v=256)
+    spec = attngen.define(dtype={"q": "fp16", "k": dtype.name, "v": dtype.name}, head_dim=16, head_dim_v=256)
     v = np.arange(256, dtype=np.uint8).view(dtype.numpy).reshape(1, 1, 1, 256)
-    one = np.ones((1, 1, 1, 8), np.float32)
-    found = compiled(spec, schedule)(one, one, v)
-    assert np.array_equal(found, from_storage(v), equal_nan=True)
+    q, k = (round_to_storage(np.ones((1, 1, 1, 16)), dtype) for dtype in (spec.dtypes["q"], dtype))
+    found = compiled(spec, schedule, "sm_90a")(q, k, v)
+    assert np.array_equal(from_storage(found), from_storage(v), equal_nan=True)
 
 
 def test_numbers_are_rounded_as_torch_rounds_them() -> None:
@@ -139,10 +192,10 @@ def test_what_is_no_scale_is_refused(keywords: dict[str, Any], says: str) -> Non
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize("schedule", ["fused", "wgmma", "hopper", "decode"])
+@pytest.mark.parametrize("schedule", ["fused", "wgmma", "hopper"])
 @pytest.mark.parametrize(("settings", "statement"), [({"dtype": KV8}, "dtype"), ({"v_scale": 0.5}, "scaled v")])
 def test_schedules_that_lack_them_say_which_do(schedule: str, settings: dict[str, Any], statement: str) -> None:
-    with pytest.raises(PlanRefusal, match=f"(?s)`{statement}`.*auto, or one of: naive, tiled") as refused:
+    with pytest.raises(PlanRefusal, match=f"(?s)`{statement}`.*auto, or one of: naive, tiled, decode") as refused:
         choose(attngen.define(head_dim=64, **({"dtype": "bf16"} | settings)), ARCHES["sm_90a"], schedule)
     assert refused.value.diagnostics[0].statement == statement
     assert choose(attngen.define(head_dim=64, **({"dtype": "bf16"} | settings)), ARCHES["sm_90a"]).keyword == "tiled"
@@ -153,6 +206,30 @@ def test_there_are_no_gradients(settings: dict[str, Any], statement: str) -> Non
     for schedule in ("auto", "naive", "fused"):
         with pytest.raises(PlanRefusal, match=f"(?s)`{statement}`.*no schedule has gradients"):
             choose(attngen.define(head_dim=64, **({"dtype": "bf16"} | settings)), ARCHES["sm_90a"], schedule, wanted=("q",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"dtype": KV8 | {"v": "bf16"}}, "K and V of one type of 8 bits"),
+        ({"dtype": KV8 | {"v": "fp8_e5m2"}}, "K and V of one type of 8 bits"),
+        ({"dtype": KV8 | {"o": "fp32"}}, "Q and O of one of 16"),
+        ({"dtype": {"q": "fp8_e4m3", "k": "fp8_e4m3", "v": "fp8_e4m3", "o": "bf16"}}, "Q and O of one of 16"),
+        ({"dtype": KV8, "head_dim": 72}, "multiples of 16 elements"),
+        ({"dtype": KV8, "normalize": "none"}, "scores may be larger"),
+        ({"v_scale": "1.0 + k"}, "one for all keys"),
+    ],
+)
+def test_what_decode_lacks_is_refused(settings: dict[str, Any], says: str) -> None:
+    spec = attngen.define(**({"dtype": "bf16", "head_dim": 64} | settings))
+    with pytest.raises(PlanRefusal, match=f"(?s){says}.*auto, or one of: naive, tiled"):
+        choose(spec, ARCHES["sm_90a"], "decode")
+
+
+def test_decode_needs_an_instruction_for_e4m3() -> None:
+    with pytest.raises(PlanRefusal, match="sm_80 has no cvt between e4m3 and fp16"):
+        choose(quantized(head_dim=64, head_dim_v=64), ARCHES["sm_80"], "decode")
+    assert choose(quantized("e5m2", head_dim=64, head_dim_v=64), ARCHES["sm_80"], "decode").keyword == "decode"
 
 
 def test_what_they_do_not_go_with_is_refused() -> None:

@@ -76,6 +76,13 @@ def test_no_name_of_a_kernel_hides_one_of_its_context(schedule: str, wanted: tup
         assert not hidden
 
 
+@pytest.mark.parametrize("path", sorted(TEMPLATES.rglob("*.j2")), ids=lambda path: str(path.relative_to(TEMPLATES)))
+def test_no_macro_has_the_name_of_a_type_of_tensors_or_a_plan(path: Path) -> None:
+    """Macros of a file that another imports would hide these there."""
+    macros = {node.name for node in environment().parse(path.read_text()).find_all(nodes.Macro)}
+    assert not macros & {"types", "plan", "own", "variant", "kernels", "text", "T"}
+
+
 def set_at_the_top(template: str) -> set[str]:
     """The names that a template sets outside of macros, in conditions too."""
     todo, names = [*environment().parse(template).body], set()

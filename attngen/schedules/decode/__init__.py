@@ -12,6 +12,7 @@ DECODE = Schedule(
     summary="Few query rows and many keys, sm_80 and later: keys split over blocks, heads that share them in one tile.",
     propose=plan.propose,
     why_not=plan.why_not,
+    types=plan.types,
     needs=NEEDED,
     tiles=plan.tiles,
     measured=Measured(

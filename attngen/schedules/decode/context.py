@@ -48,7 +48,7 @@ class Decode(ByMma):
             *self.sizes(),
             *self.pages(),
             self.splits(),
-            *self.captured(*v.of_scores, v.mask, v.sink, v.kv_range, v.classify),
+            *self.captured(*v.of_scores, v.mask, v.sink, v.v_scale, v.kv_range, v.classify),
         ]
         grid = self.kv_head_grid(PackedTiles(self.plan.block_q), self.own.splits)
         return self.kernel("split", grid, parameters, threads_name=self.launch_bounds(), shared=True, early=self.own.early)
@@ -62,7 +62,7 @@ class Decode(ByMma):
             *abi.sizes(self.spec, *(["batch"] if self.variant.uses_batch else []), "q_heads", "kv_heads", "q_len"),
             *(abi.sizes(self.spec, "kv_len") if self.variant.sink else []),
             self.splits(),
-            *self.captured(self.variant.sink, scale=self.variant.exponent_varies),
+            *self.captured(self.variant.sink, self.variant.v_scale, scale=self.variant.exponent_varies),
         ]
         grid = (Several(self.own.splits), *self.head_grid("q_len"))
         return self.kernel("join", grid, parameters, threads=JOINING, threads_name="JOINING", early=self.own.early)

@@ -22,6 +22,8 @@ from attngen.schedules.parts import mma
 from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim, width_of_v
 from attngen.schedules.parts.wgmma import SLAB, slab_tiles, slabs
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import FP8_DTYPES
+from attngen.spec.expr import names_in
 
 MOST_ROWS = 16  # rows per sequence up to which `auto` takes this schedule
 LEAST_KEYS = 256
@@ -53,8 +55,24 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
     return mma.lacks(facts.spec, arch)
 
 
+def types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
+    """What keeps it from tensors of several types, or from scales of V."""
+    if spec.is_mixed:
+        q, k, v, o = spec.dtypes.values()
+        if k is not v or k not in FP8_DTYPES or o is not q or q.bytes != 2:
+            yield "dtype", "beside tensors of one type it has K and V of one type of 8 bits, with Q and O of one of 16"
+        elif spec.head_dim % mma.MMA_ROWS or spec.head_dim_v % mma.MMA_ROWS:
+            yield "head_dim", f"its rows of 8 bits have multiples of {mma.MMA_ROWS} elements"
+        elif spec.normalize == "none":
+            yield "normalize", "its weights are numbers of fp16 beside K and V of 8 bits, and scores may be larger"
+    if spec.v_scale is not None and "k" in names_in(spec.v_scale):
+        yield "scaled v", "its scale of V is one for all keys"
+
+
 def why_not_tma(spec: AttentionSpec) -> str:
     """Why TMA does not copy the tiles of K and V, where the architecture has it; empty if it does."""
+    if mma.is_quantized(spec):
+        return "numbers of 8 bits are read from padded rows, and become fp16 in registers"
     if operands(spec).split:
         return f"a row of a slab that TMA swizzles has {SLAB} numbers of 16 bits, and these have 32"
     if spec.head_dim % SLAB or spec.head_dim_v % SLAB:
@@ -81,7 +99,11 @@ def buffers(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[SharedBuffer, ...
     visited = SharedBuffer(name="VISITED", element="int", shape=own, use="the tiles that stages hold")
     barriers = SharedBuffer(name="BARRIERS", element="mbarrier", shape=own, use="of each stage: its tiles have arrived")
     q = SharedBuffer(name="Q", element=element, shape=(tile.block_q, d), use="the block's rows", pad=pad, read=COLUMN)
-    kv, by_tma = key_buffers(spec, arch, tile), copies_of(spec, arch) == "tma"
+    kv: tuple[SharedBuffer, ...] = key_buffers(spec, arch, tile)
+    by_tma = copies_of(spec, arch) == "tma"
+    sums = tile.warps * tile.block_q * (width_of_v(spec) + OUTPUT_PAD) * 4
+    if (missing := sums - sum(b.bytes for b in kv)) > 0:  # narrow keys of 8 bits have no room for the sums of O
+        kv = (*kv, SharedBuffer(name="MORE", element="byte", shape=(missing,), use="the end of the sums of O, after K and V"))
     return (
         *((*kv, q) if by_tma else (q, *kv)),  # slabs begin at multiples of 1024 bytes
         *([visited] if facts.bounds.per_tile else []),
@@ -92,12 +114,12 @@ def buffers(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[SharedBuffer, ...
 
 def key_buffers(spec: AttentionSpec, arch: Arch, tile: Tile) -> tuple[SharedBuffer, SharedBuffer]:
     """The stages of K and of V: slabs of columns, or padded rows."""
-    element, d, dv = spec.dtype.name, padded_head_dim(spec), width_of_v(spec)
+    element, d, dv = spec.dtypes["k"].name, padded_head_dim(spec), width_of_v(spec)
     of_k, of_v = (f"the {what} of {tile.stages} tiles of each warp" for what in ("keys", "values"))
     if copies_of(spec, arch) == "tma":
         k_shape, v_shape = ((tile.warps, tile.stages, slabs(n), tile.block_kv) for n in (d, dv))
         return slab_tiles("K", element, k_shape, of_k), slab_tiles("V", element, v_shape, of_v)
-    shape, pad = (tile.warps, tile.stages, tile.block_kv), chunk(spec)
+    shape, pad = (tile.warps, tile.stages, tile.block_kv), mma.CHUNK_BYTES // spec.dtypes["k"].bytes
     v_read = NEITHER if operands(spec).split else COLUMN
     return (
         SharedBuffer(name="K", element=element, shape=(*shape, d), use=of_k, pad=pad, read=COLUMN),
@@ -177,12 +199,13 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
     )
     of_q = mma.q_registers(spec, 1)
     ahead = kib(BLOCKS * under_way(facts, arch, tile))
-    t = spec.dtype.name
+    t = "fp16" if own.quantized else spec.dtype.name
     decisions = (
         Decision("schedule", "decode", f"{t} on tensor cores (mma.sync, which {arch.name} has), for few rows and many keys"),
         Decision("auto takes it", f"for calls of {FEW}", WHY_AUTO),
         *rough_decisions(facts),
         *decided(own, facts, "early", "split"),
+        *([Decision("products", f"fp16, of {spec.dtypes['k']}", WHY_HALVES)] if own.quantized else []),
         *([Decision("steps of Q K^T side by side", str(unrolled), WHY_UNROLLED)] if numbers.split else []),
         Decision("rows", "those of all heads that share keys", WHY_PACKED),
         tile_decision(spec, tile, "the rows of one product, and the keys of a warp"),
@@ -230,6 +253,10 @@ WHY_ALONE: dict[Copies, str] = {
     "more than half of an SM's shared memory",
     "cp_async": "more blocks would read memory in smaller pieces, which is slower",
 }
+WHY_HALVES = (
+    "fp16 has all their numbers, and memory is read half as often as for 16 bits; a row of Q is multiplied by a power of 2 if "
+    "fp16 has not its numbers"
+)
 WHY_UNROLLED = "a step waits for its six products in turn, and there is one warp for each part of an SM that multiplies"
 WHY_PACKED = "keys are read once for all of them; a product has 16 rows even if there are fewer"
 WHY_SPLITS = ("by sizes and multiprocessors", "as many as keep all multiprocessors reading keys until the end")

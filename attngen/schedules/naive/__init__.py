@@ -1,6 +1,6 @@
 """The schedule `naive`, as one object."""
 
-from attngen.plan.plan import WIDEST_HEAD, Schedule
+from attngen.plan.plan import WIDEST_HEAD, Schedule, any_types
 from attngen.schedules.naive import plan, shown
 from attngen.schedules.naive.context import Naive
 
@@ -9,7 +9,7 @@ NAIVE = Schedule(
     keyword="naive",
     summary="The textbook: three plain kernels with the scores in global memory, a thread per output element.",
     largest_head=WIDEST_HEAD,
-    converts=True,
+    types=any_types,
     propose=plan.propose,
     is_tiled=False,
     is_fused=False,

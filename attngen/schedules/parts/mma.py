@@ -11,6 +11,7 @@ from attngen.plan.facts import SpecFacts
 from attngen.plan.own import Own
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import FP8_DTYPES, FP8_E4M3
 
 NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
 MMA_ROWS = 16  # the rows of one mma
@@ -65,7 +66,9 @@ class MmaPlan(Own):
     split: Split = choice("products", lambda own, facts: of_products(facts.spec))  # the two parts of a number, if it is split
     summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
     unrolled: int  # steps over the head size that are in one round of the loop over them; of split numbers
+    quantized: bool  # K and V have 8 bits, and become fp16 in registers
     chunk: int  # elements that a lane copies at once, 16 bytes; a padded row in shared memory is padded by as many
+    key_chunk: int  # the same of K and V
     qk_width: int  # elements per row of Q or K in shared memory, without the padding
     v_width: int
 
@@ -75,20 +78,30 @@ class MmaPlan(Own):
         return cls(
             split=operands(spec).split,
             summed=summed(tile),
+            quantized=is_quantized(spec),
             chunk=chunk(spec),
+            key_chunk=CHUNK_BYTES // spec.dtypes["k"].bytes,
             qk_width=padded_head_dim(spec),
             v_width=width_of_v(spec),
             **own,
         )
 
 
+def is_quantized(spec: AttentionSpec) -> bool:
+    """Whether K and V have 8 bits."""
+    return spec.dtypes["k"] in FP8_DTYPES
+
+
 def operands(spec: AttentionSpec) -> Operands:
+    if is_quantized(spec):
+        return OPERANDS["fp16"]
     return OPERANDS["fp32, precision high" if (spec.dtype.name, spec.precision) == ("fp32", "high") else spec.dtype.name]
 
 
 def lacks(spec: AttentionSpec, arch: Arch) -> str:
     """The instructions for the spec that `arch` does not have, in words; empty if it has all."""
-    missing = [f.value.partition(":")[0] for f in (*NEEDED, operands(spec).feature) if not arch.has(f)]
+    converts = (Feature.CVT_E4M3,) if spec.dtypes["k"] is FP8_E4M3 else ()
+    missing = [f.value.partition(":")[0] for f in (*NEEDED, operands(spec).feature, *converts) if not arch.has(f)]
     return f"{arch.name} has no {', no '.join(missing)}" if missing else ""
 
 
@@ -98,13 +111,16 @@ def chunk(spec: AttentionSpec) -> int:
 
 
 def padded_head_dim(spec: AttentionSpec) -> int:
-    """The head size rounded up to the 16 elements that a step sums over; the rest is zeros in shared memory."""
-    return -(-spec.head_dim // 16) * 16
+    """The head size rounded up to the 16 elements that a step sums over, or the 32 of two with keys of 8 bits; the rest is
+    zeros in shared memory."""
+    step = 32 if is_quantized(spec) else 16
+    return -(-spec.head_dim // step) * step
 
 
 def width_of_v(spec: AttentionSpec) -> int:
-    """The head size of V as shared memory holds it: split operands are multiplied 16 columns at a time."""
-    return -(-spec.head_dim_v // 16) * 16 if operands(spec).split else spec.head_dim_v
+    """The head size of V as shared memory holds it: split operands are multiplied 16 columns at a time, those of 8 bits 32."""
+    step = 32 if is_quantized(spec) else 16 if operands(spec).split else 1
+    return -(-spec.head_dim_v // step) * step
 
 
 def q_registers(spec: AttentionSpec, row_blocks: int) -> int:

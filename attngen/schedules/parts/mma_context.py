@@ -19,15 +19,27 @@ class ByMma(Fused):
         return self.own.split
 
     @property
+    def product_type(self) -> str:
+        return "fp16" if self.own.quantized else self.spec.dtype.name
+
+    def forms_of_primitives(self) -> dict[str, set[str]]:
+        forms = super().forms_of_primitives()
+        converted = {self.spec.dtype.name} if self.own.quantized else set()  # Q
+        return forms | {"to_float": forms["to_float"] | converted}
+
+    @property
     def v_width(self) -> str:
         """The columns of V in shared memory, as the text names them."""
-        return "V_WIDTH" if self.own.split else "HEAD_DIM_V"
+        return "V_WIDTH" if self.own.split or self.own.quantized else "HEAD_DIM_V"
 
     def context(self) -> dict[str, Any]:
         own = self.own
+        q_place = "registers" if own.q_in_registers else "shared"
         return super().context() | {
-            "multiplied_by": "split" if own.split else "mma",
-            "queries_in": "registers" if own.q_in_registers else "shared",
+            "multiplied_by": "split" if own.split else "quantized" if own.quantized else "mma",
+            "queries_by": "quantized_queries" if own.quantized else f"queries_in_{q_place}",
+            "even_odd": bool(own.split) or own.quantized,  # neighbouring blocks of O have even columns and odd ones
+            "queries_in": q_place,
             "tiles_in": "slabs" if self.by_tma else "rows",
             "v_width": self.v_width,
             "split": own.split,
@@ -35,7 +47,8 @@ class ByMma(Fused):
         }
 
     def split_constants(self) -> list[ConstantLine]:
-        whole = "" if self.own.v_width == self.spec.head_dim_v else "HEAD_DIM_V in whole steps of 16"
+        step = 32 if self.own.quantized else 16
+        whole = "" if self.own.v_width == self.spec.head_dim_v else f"HEAD_DIM_V in whole steps of {step}"
         return [
             ConstantLine("SUMMED", self.own.summed, "sixteens of keys whose terms are summed by themselves"),
             ConstantLine("V_WIDTH", self.own.v_width, whole),
@@ -44,8 +57,9 @@ class ByMma(Fused):
     def operand_constants(self, warps: int, q_columns: str, pads_keys: bool = True) -> list[ConstantLine]:
         """The constants of fragments and of rows in shared memory, of which Q's have `q_columns`; `warps` share the rows.
         `pads_keys`: rows of K and V are padded, as those of Q are."""
-        padded = [ConstantLine("K_STRIDE", "QK_WIDTH + PAD"), ConstantLine("V_STRIDE", f"{self.v_width} + PAD")]
         own = self.own
+        pad = "PAD" if own.key_chunk == own.chunk else str(own.key_chunk)
+        padded = [ConstantLine("K_STRIDE", f"QK_WIDTH + {pad}"), ConstantLine("V_STRIDE", f"{self.v_width} + {pad}")]
         zeros = own.qk_width - self.spec.head_dim
         steps = str(own.qk_width // 16) if zeros else "HEAD_DIM / 16"
         return [

@@ -1,6 +1,6 @@
 """The schedule `tiled`, as one object."""
 
-from attngen.plan.plan import WIDEST_HEAD, Schedule
+from attngen.plan.plan import WIDEST_HEAD, Schedule, any_types
 from attngen.schedules.tiled import plan, shown
 from attngen.schedules.tiled.context import Tiled
 
@@ -9,7 +9,7 @@ TILED = Schedule(
     keyword="tiled",
     summary="The naive kernels with tiles in shared memory and in registers; tiles that the mask leaves empty are skipped.",
     largest_head=WIDEST_HEAD,
-    converts=True,
+    types=any_types,
     propose=plan.propose,
     tiles=plan.tiles,
     is_fused=False,
