@@ -37,7 +37,7 @@ class ByMma(Fused):
         q_place = "registers" if own.q_in_registers else "shared"
         return super().context() | {
             "multiplied_by": "split" if own.split else "quantized" if own.quantized else "mma",
-            "queries_by": "quantized_queries" if own.quantized else f"queries_in_{q_place}",
+            "queries_by": f"{'quantized_' if own.quantized else ''}queries_in_{q_place}",
             "even_odd": bool(own.split) or own.quantized,  # neighbouring blocks of O have even columns and odd ones
             "queries_in": q_place,
             "tiles_in": "slabs" if self.by_tma else "rows",
