@@ -417,6 +417,15 @@ def test_a_report_of_a_backward(tmp_path: Path) -> None:
     assert "<td>weight_gradients</td><td>dO V^T</td>" in text
 
 
+def test_a_check_runs_each_schedule_where_it_suits_the_spec(tmp_path: Path) -> None:
+    """decode needs an instruction for e4m3 that its usual architecture lacks."""
+    spec = tmp_path / "a.attn"
+    spec.write_text("attention a { dtype q bf16 k fp8_e4m3 v fp8_e4m3 head_dim 16 }")
+    done = invoke("check", str(spec), "--device", "emulated", "--q-len", "3", "--kv-len", "20")
+    assert done.exit_code == 0, done.output
+    assert all(f" {schedule} " in done.stdout for schedule in ("naive", "tiled", "decode"))
+
+
 @pytest.mark.parametrize("command", ["build", "check", "explain", "trace"])
 @pytest.mark.parametrize(
     "statements", ["dtype q bf16 k fp8_e4m3 head_dim 64 kernel auto { storage paged }", "dtype fp16 head_dim 1024"]

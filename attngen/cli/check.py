@@ -211,9 +211,12 @@ class _Devices:
         if self.gpu is not None:
             return [self.gpu]
         from attngen.device.emulated import EmulatedDevice
-        from attngen.schedules import default_arch
+        from attngen.plan import ARCHES
+        from attngen.schedules import default_arch, schedules_for
 
-        arch = self.arch or default_arch(spec.kernel.schedule if schedule == "auto" else schedule)
+        usual = default_arch(spec.kernel.schedule if schedule == "auto" else schedule)
+        newest = schedule in schedules_for(spec, ARCHES["sm_90a"]) and schedule not in schedules_for(spec, ARCHES[usual])
+        arch = self.arch or ("sm_90a" if newest else usual)  # decode with e4m3 needs sm_89 or later
         return [EmulatedDevice(not self.fast, order, arch, debug=self.debug) for order in range(self.thread_orders)]
 
 
