@@ -155,15 +155,18 @@ def pointing_at(one: Loaded) -> Iterator[None]:
 def schedules_named(
     kernel: str | None, spec: AttentionSpec, wanted: tuple[str, ...] = (), arch: Arch | None = None
 ) -> tuple[str, ...]:
-    """The schedule `kernel`; by default, those that every architecture supports, and the one that the spec states. With
+    """The schedule `kernel`; by default, those that every architecture supports, and the one that the spec states, but none
+    whose head sizes or element types do not suit the spec, if others do. With
     `wanted` those of them that compute these gradients on `arch`; if there are none, all, which refuse with the reason."""
     from attngen.keywords import PORTABLE_SCHEDULES
-    from attngen.schedules import schedules_for
+    from attngen.schedules import SCHEDULES, schedules_for
 
     if kernel is not None:
         return (kernel,)
     stated = spec.kernel.schedule
-    every = tuple(dict.fromkeys((*PORTABLE_SCHEDULES, *(() if stated == "auto" else (stated,)))))
+    suited = {s.keyword for s in SCHEDULES if next(s.limits(spec), None) is None}
+    portable = tuple(s for s in PORTABLE_SCHEDULES if s in suited) or PORTABLE_SCHEDULES
+    every = tuple(dict.fromkeys((*portable, *(() if stated == "auto" else (stated,)))))
     if not wanted or arch is None:
         return every
     suitable = schedules_for(spec, arch, wanted)
