@@ -57,12 +57,16 @@ def paged_calls(
     stated: bool,
     packed: bool,
     package: Any = attngen,
+    dtype: Any = None,
 ) -> list[Call]:
-    """Calls that read the memory of dense K and V as a pool, whose pages each sequence has in random order."""
+    """Calls that read the memory of dense K and V as a pool, whose pages each sequence has in random order.
+
+    `dtype` has the spec's types where K and V have others than the cell's.
+    """
     keywords = {"page_size": page} if stated else {}
     storage = "packed_paged" if packed else "paged"
     spec = package.define(
-        name="paged", dtype=cell.dtype, head_dim=cell.head_dim, mask=mask_of(cell), storage=storage, **keywords
+        name="paged", dtype=dtype or cell.dtype, head_dim=cell.head_dim, mask=mask_of(cell), storage=storage, **keywords
     )
     compiled = package.compile(spec, device="cuda")
     pages = cell.batch * cell.keys // page
