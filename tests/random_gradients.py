@@ -29,7 +29,7 @@ from attngen.reference.stored import of_lengths, packed, unpacked
 from attngen.schedules import choose, schedules_for
 from attngen.schedules.backward import BACKWARD_SCHEDULES
 from attngen.spec.attention import AttentionSpec, KernelRequest
-from attngen.spec.gradient import QKV, GradientError, differentiable
+from attngen.spec.gradient import QKV, GradientError, differentiable, gradients_of_call
 from attngen.spec.names import check_backward_names
 from tests.harness import gradients, gradients_stored
 from tests.random_draws import Array, Case, case, draw_calls, drawn_problem
@@ -62,15 +62,17 @@ def gradient_case(seed: int, kernel: str | None = None, on_gpu: bool = False) ->
         check_backward_names(spec)
     except GradientError:
         return None
-    every = (*QKV, *differentiable(spec))
+    usual, _ = gradients_of_call(spec, None)
+    every = (*usual, *differentiable(spec))
     some = tuple(n for n in every if r.random() < 0.6) or (r.choice(every),)
-    wanted, deterministic = QKV if r.random() < 0.3 else some, r.random() < 0.5
+    wanted, deterministic = usual if r.random() < 0.3 else some, r.random() < 0.5
     arch = device_by_name("cuda").arch if on_gpu else r.choice(("sm_75", "sm_80", "sm_90a"))
-    suitable = [s for s in schedules_for(spec, ARCHES[arch], wanted) if kernel in (None, s)]
+    _, computed = gradients_of_call(spec, wanted)
+    suitable = [s for s in schedules_for(spec, ARCHES[arch], computed) if kernel in (None, s)]
     if not suitable:
         return None
     schedule = r.choice(suitable)
-    plan = choose(spec, ARCHES[arch], schedule, wanted=wanted, deterministic=deterministic)
+    plan = choose(spec, ARCHES[arch], schedule, wanted=computed, deterministic=deterministic)
     tables = [max(c.shape.q_len, c.shape.kv_len) for c in one.calls] if spec.rotary is not None else [MOST]
     one = replace(one, calls=draw_calls(r, one, plan, max(tables)))
     return GradientCase(one, spec, schedule, arch, wanted, deterministic, on_gpu)

@@ -36,7 +36,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "e5m2": ({"element": "fp8_e5m2"}, {}),
     "fp16 queries": ({}, {"dtype": "fp16"}),
     "soft-cap 20": ({"score": "softcap(20)"}, {}),
-    "ALiBi": ({"score": "s + pow(2.0, -0.25 * h - 0.25) * (k - q)"}, {}),
+    "ALiBi": ({"score": "alibi(slopes)", "inputs": {**SCALED["inputs"], "slopes": ("fp32", ("heads",))}}, {}),
     "sink": ({"sink": "1.5"}, {}),
     "4 rows": ({"mask": "causal_bottom_right"}, {"rows": 4}),
     "D64": ({}, {"head_dim": 64}),
@@ -59,15 +59,18 @@ def beside(title: str, cell: Cache, keywords: Mapping[str, Any], rounds: int) ->
     types = {"q": cell.dtype, "k": element, "v": element}
     tensors = cell.tensors()
     narrow = [(q, *(t.to(NARROW[element]) for t in kv)) for q, *kv in tensors]
-    wide = attngen.define(**{n: e for n, e in given.items() if n not in SCALED}, dtype=cell.dtype)
-    quantized = attngen.define(**given, dtype=types)
-    scales = {n: torch.rand(cell.kv_heads, device="cuda") + 0.5 for n in given["inputs"]}
-    sides = {WIDE: attngen_calls(wide, tensors, {}), QUANTIZED: attngen_calls(quantized, narrow, scales)}
+    own = {n: e for n, e in given["inputs"].items() if n not in SCALED["inputs"]}  # of the variant itself
+    unscaled = {n: e for n, e in given.items() if n not in SCALED}
+    wide, quantized = attngen.define(**unscaled, inputs=own, dtype=cell.dtype), attngen.define(**given, dtype=types)
+    sizes = {"heads": cell.heads, "heads_kv": cell.kv_heads}
+    inputs = {n: torch.rand(sizes[axis], device="cuda") + 0.5 for n, (_, (axis,)) in given["inputs"].items()}
+    of_wide = {n: inputs[n] for n in own}
+    sides = {WIDE: attngen_calls(wide, tensors, of_wide), QUANTIZED: attngen_calls(quantized, narrow, inputs)}
     errors = {
-        WIDE: error(wide, sides[WIDE][0](), tensors[0], {}),
-        QUANTIZED: error(quantized, sides[QUANTIZED][0](), narrow[0], scales),
+        WIDE: error(wide, sides[WIDE][0](), tensors[0], of_wide),
+        QUANTIZED: error(quantized, sides[QUANTIZED][0](), narrow[0], inputs),
     }
-    if not scales:
+    if not inputs:
         sides[PAGES] = paged_calls(cell, narrow, *PAGED, dtype=types)
     us = {name: 1e3 * t for name, t in in_graphs(sides, rounds).medians().items()}
     del tensors, narrow, sides

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable
@@ -188,3 +189,15 @@ def test_no_other_module_uses_one() -> None:
         if file.name != "private.py" and (uses := private_names.findall(file.read_text("utf-8")))
     }
     assert found == allowed
+
+
+def test_nothing_is_written_to_what_a_starred_name_was_given() -> None:
+    """Dynamo of torch 2.11 makes it a tuple."""
+    written = []
+    for path in sorted(PACKAGE.joinpath("torch").rglob("*.py")):
+        for function in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)):
+            nodes = [n for n in ast.walk(function) if isinstance(getattr(n, "ctx", None), ast.Store)]
+            starred = {ast.unparse(n.value) for n in nodes if isinstance(n, ast.Starred)}
+            items = (ast.unparse(n.value) for n in nodes if isinstance(n, ast.Subscript))
+            written += [f"{path.name}: {name}" for name in items if name in starred]
+    assert not written
