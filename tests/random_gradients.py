@@ -47,6 +47,7 @@ class GradientCase:
     schedule: str
     arch: str
     wanted: tuple[str, ...]
+    computed: tuple[str, ...]  # by kernels: that of V too, where it is a part of K
     deterministic: bool
     on_gpu: bool
 
@@ -75,7 +76,7 @@ def gradient_case(seed: int, kernel: str | None = None, on_gpu: bool = False) ->
     plan = choose(spec, ARCHES[arch], schedule, wanted=computed, deterministic=deterministic)
     tables = [max(c.shape.q_len, c.shape.kv_len) for c in one.calls] if spec.rotary is not None else [MOST]
     one = replace(one, calls=draw_calls(r, one, plan, max(tables)))
-    return GradientCase(one, spec, schedule, arch, wanted, deterministic, on_gpu)
+    return GradientCase(one, spec, schedule, arch, wanted, computed, deterministic, on_gpu)
 
 
 def gradient_failure(one: GradientCase, seed: int = 0, place: Device | None = None) -> str:
@@ -98,14 +99,14 @@ def _failure(one: GradientCase, call: Call, kernel: CompiledAttention, seed: int
     """What is wrong with one of its problems."""
     spec, problem, params = one.spec, drawn_problem(one.case, seed, call), one.case.given(call)
     loss = sample_loss(spec, problem, seed)
-    saved = kernel.gradients(one.wanted, one.deterministic).plan.saved
+    saved = kernel.gradients(one.computed, one.deterministic).plan.saved
     parts = (
         [(slice(None), *call.lengths[0])]
         if one.case.storage == "dense"
         else [(slice(b, b + 1), *lengths) for b, lengths in enumerate(call.lengths)]
     )
     alone = [(of_lengths(spec, problem, n, m), _of_batches(loss, at, n)) for at, n, m in parts]
-    truths = [gradient_truth(spec, *of, one.wanted, params, saved) for of in alone]
+    truths = [gradient_truth(spec, *of, one.computed, params, saved).of_call(spec, one.wanted) for of in alone]
     if not all(np.isfinite(exact).all() for of in truths for exact in of.exact.values()):
         return ""  # beyond the range of the problem's numbers
     if find_spec("torch") is not None and call is one.case.calls[0]:
@@ -202,6 +203,7 @@ def autograd(
     leaves = {name: tensors[name].double().requires_grad_() for name in wanted if name in tensors}
     tensors |= leaves
     q, k, v = (tensors.pop(name) for name in "qkv")
+    v = spec.values_of(k, None if spec.values else v)
     output, lse = torch_attention(spec, q, k, v, inputs=tensors, params=params)
     total = (output * to_torch(loss.dout, "cpu").double()).sum()
     if loss.dlse is not None:

@@ -1,4 +1,7 @@
-"""NaN and infinity in Q, K and dO of a problem where the mask should hide them: behind it they leave no trace."""
+"""NaN and infinity in Q, K and dO of a problem where the mask should hide them: behind it they leave no trace.
+
+V has none, nor a column of K that is one of V: a weight of 0 times NaN is NaN in O.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,9 @@ def special_numbers(spec: AttentionSpec, problem: Sample, dout: Array, params: M
 
     def changed(array: Array, places: Array, tensor: str) -> Array:
         copy = array.copy()
-        for place in np.argwhere(places):
-            columns = r.choice((slice(None), r.randrange(array.shape[-1])))
+        free = [c for c in range(array.shape[-1]) if tensor != "k" or c not in range(*(spec.values or (0, 0)))]
+        for place in np.argwhere(places) if free else ():
+            columns = r.choice((free, r.choice(free)))
             copy[(*place, columns)] = round_to_storage(np.float32(r.choice((np.nan, np.inf, -np.inf))), spec.dtypes[tensor])
         return copy
 

@@ -32,6 +32,16 @@ class GradientTruth:
         """What is expected of one batch: the gradients of Q, K and V alone, as others are sums over all."""
         return replace(self, exact={name: array[b : b + 1] for name, array in self.exact.items() if name in QKV})
 
+    def of_call(self, spec: AttentionSpec, names: tuple[str, ...]) -> GradientTruth:
+        """The gradients `names` that a call returns: where V is a part of K, that of K has that of V too."""
+        exact, allowed = dict(self.exact), dict(self.allowed)
+        if spec.values is not None and "k" in names:
+            columns = (..., slice(*spec.values))
+            exact["k"] = exact["k"].copy()
+            exact["k"][columns] += exact["v"]
+            allowed["k"] += allowed["v"]
+        return GradientTruth(*({n: of[n] for n in names} for of in (exact, allowed, self.axes)))
+
 
 def gradient_truth(
     spec: AttentionSpec,
