@@ -29,6 +29,18 @@ WIDTH = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "nu
 DECODER = {**TOKENS, **WIDTH, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
 BERT = {**TOKENS, **WIDTH, "embedding_dropout": 0.0, "attention_dropout": 0.0, "mlp_dropout": 0.0, "local_attention": 6}
 GPT2 = {**TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 4, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+GEMMA4 = {**DECODER, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 16}
+GEMMA4 |= {"num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 99}
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+}
+DEEPSEEK |= {"moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
 T5 = {**TOKENS, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2": ("GPT2Config", GPT2),
@@ -36,6 +48,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral": ("MistralConfig", {**DECODER, "sliding_window": 5}),
     "Gemma 2": ("Gemma2Config", {**DECODER, "sliding_window": 5}),
     "Gemma 3": ("Gemma3TextConfig", {**DECODER, "sliding_window": 5}),
+    "Gemma 4": ("Gemma4TextConfig", GEMMA4),  # heads of its full layers are wider than of those with a window
+    "DeepSeek-V3": ("DeepseekV3Config", {**TOKENS, **WIDTH, **DEEPSEEK}),  # Q, K wider than V
     "Qwen 3": ("Qwen3Config", DECODER),
     "gpt-oss": ("GptOssConfig", {**DECODER, "sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 1}),
     "ModernBERT": ("ModernBertConfig", {**BERT, "cls_token_id": 1, "sep_token_id": 2}),
@@ -78,7 +92,7 @@ def test_logits_and_gradients(name: str, padding: str) -> None:
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Gemma 3", "gpt-oss"])
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Gemma 3", "Gemma 4", "DeepSeek-V3", "gpt-oss"])
 def test_generated_tokens(name: str, cache: str) -> None:
     tokens = torch.randint(3, 99, (2, 7), generator=torch.Generator().manual_seed(0))
     kept = torch.ones_like(tokens)
