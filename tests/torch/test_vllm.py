@@ -279,11 +279,12 @@ def test_what_vllm_is_told(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         impl.forward(None, q, q, q, torch.empty(0), None, torch.ones(2, HEADS * SIZE), torch.ones(1))
 
 
-def test_the_entry_point() -> None:
+def test_the_entry_points() -> None:
     """As pyproject.toml declares it."""
     import tomllib
 
     from tests.conftest import ROOT
 
-    (target,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["vllm.general_plugins"].values()
-    assert callable(metadata.EntryPoint("attngen", target, "vllm.general_plugins").load())
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["vllm.general_plugins"]
+    assert list(targets) == ["attngen", "attngen_latent"]
+    assert all(callable(metadata.EntryPoint(name, at, "vllm.general_plugins").load()) for name, at in targets.items())

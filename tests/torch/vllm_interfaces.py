@@ -126,6 +126,107 @@ class CommonAttentionMetadata:
     causal: bool | torch.Tensor = True
 
 
+class QueryLenSupport(Enum):
+    SINGLE_ONLY = "single_only"
+    UNIFORM = "uniform"
+    VARLEN = "varlen"
+
+
+class MLACommonBackend(AttentionBackend):
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        return num_blocks, block_size, head_size
+
+    @classmethod
+    def is_mla(cls) -> bool:
+        return True
+
+
+@dataclass
+class MLACommonDecodeMetadata:
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    dcp_tot_seq_lens: torch.Tensor | None
+
+
+@dataclass
+class MLACommonMetadata(AttentionMetadata, Generic[T]):
+    num_reqs: int
+    num_decodes: int
+    num_decode_tokens: int
+    decode: T | None = None
+
+
+class MLACommonMetadataBuilder(AttentionMetadataBuilder[T]):
+    query_len_support = QueryLenSupport.SINGLE_ONLY
+    reorder_batch_threshold: int = 1
+
+    def __init__(
+        self,
+        kv_cache_spec: Any,
+        layer_names: list[str],
+        vllm_config: Any,
+        device: torch.device,
+        metadata_cls: Any = None,
+        supports_dcp_with_varlen: bool = False,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.metadata_cls = metadata_cls or MLACommonMetadata
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> T:
+        """Of the sequences with few rows alone, which come first."""
+        common = common_attn_metadata
+        begins = common.query_start_loc_cpu
+        rows = (begins[1:] - begins[:-1]).tolist()
+        count = next((i for i, n in enumerate(rows) if n > self.reorder_batch_threshold), len(rows))
+        decode = self._build_decode(
+            block_table_tensor=common.block_table_tensor[:count], seq_lens_device=common.seq_lens[:count],
+            max_seq_len=common.max_seq_len, query_start_loc_cpu=begins[: count + 1],
+            query_start_loc_device=common.query_start_loc[: count + 1], num_decode_tokens=int(begins[count]),
+            dcp_tot_seq_lens_device=None,
+        ) if count else None  # fmt: skip
+        made: T = self.metadata_cls(
+            num_reqs=common.num_reqs, num_decodes=count, num_decode_tokens=int(begins[count]), decode=decode
+        )
+        return made
+
+
+class MLACommonImpl(ABC, Generic[T]):
+    need_to_return_lse_for_decode = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None,
+        attn_type: str,
+        kv_sharing_target_layer_name: str | None,
+        q_lora_rank: int | None,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        qk_head_dim: int,
+        v_head_dim: int,
+        kv_b_proj: Any,
+        indexer: object | None = None,
+        q_pad_num_heads: int | None = None,
+    ) -> None:
+        self.num_heads, self.scale, self.kv_cache_dtype = num_heads, scale, kv_cache_dtype
+        self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
+
+    @abstractmethod
+    def forward_mqa(
+        self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: T, layer: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+
+
 class AttentionBackendEnum(Enum):
     CUSTOM = None
 
@@ -154,7 +255,11 @@ def modules() -> dict[str, ModuleType]:
     here = sys.modules[__name__]
     attention = "vllm.v1.attention"
     parts = {f"{attention}.backend": here, f"{attention}.backends.registry": here, f"{attention}.backends.utils": here}
-    packages = ("vllm", "vllm.v1", attention, f"{attention}.backends")
+    layers = "vllm.model_executor.layers"
+    parts[f"{layers}.attention.mla_attention"] = here
+    packages = (
+        "vllm", "vllm.v1", attention, f"{attention}.backends", "vllm.model_executor", layers, f"{layers}.attention",
+    )  # fmt: skip
     return {name: ModuleType(name) for name in packages} | parts
 
 
