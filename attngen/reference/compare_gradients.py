@@ -40,7 +40,7 @@ class GradientTruth:
             exact["k"] = exact["k"].copy()
             exact["k"][columns] += exact["v"]
             allowed["k"] += allowed["v"]
-        return GradientTruth(*({n: of[n] for n in names} for of in (exact, allowed, self.axes)))
+        return GradientTruth({n: exact[n] for n in names}, {n: allowed[n] for n in names}, {n: self.axes[n] for n in names})
 
 
 def gradient_truth(

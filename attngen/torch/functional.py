@@ -87,7 +87,7 @@ def _described(tensors: Sequence[Tensor], how: tuple[Any, ...], copy: bool, dete
     check_flags(is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, copy=copy)
     if deterministic is not None:
         check_flags(deterministic=deterministic)
-    q, k, v = follow_autocast(*heads_first(*tensors[:3], layout))
+    q, k, v = follow_autocast(*heads_first(tensors[0], tensors[1], tensors[2], layout))
     inputs = list(tensors[3:])
     if not enable_gqa:
         check_equal_heads(q, k)
