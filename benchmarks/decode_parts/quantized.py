@@ -20,7 +20,7 @@ from attngen.spec.attention import AttentionSpec
 from decode_parts import Cache, Tensors, attngen_calls, in_graphs, read_rate
 from decode_parts.paged import paged_calls
 
-CELLS = (Cache(1, 8192), Cache(1, 65536), Cache(16, 8192), Cache(64, 8192))
+CELLS = (Cache(1, 8192), Cache(1, 65536), Cache(1, 131072), Cache(16, 8192), Cache(64, 8192))
 CELL = Cache(16, 8192)
 NARROW = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 WIDE, QUANTIZED, PAGES = "16 bits", "8 bits", "8 bits, pages of 64"
