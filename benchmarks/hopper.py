@@ -10,7 +10,7 @@ before each; ratios are medians of the ratios within each round. TFLOP/s count t
 
 from __future__ import annotations
 
-from hopper_parts import changing, dropout, errors, grouped, lengths, plain, sizes, sustained, variants, wide
+from hopper_parts import changing, dropout, errors, grouped, lengths, plain, quantized, sizes, sustained, variants, wide
 from parts import run
 
 PARTS = {
@@ -24,6 +24,7 @@ PARTS = {
     "lengths": lengths,
     "errors": errors,
     "wide": wide,
+    "quantized": quantized,
 }
 
 if __name__ == "__main__":
