@@ -163,18 +163,19 @@ class AttngenLatentImpl(MLACommonImpl[MLACommonMetadata[AttngenLatentDecode]]): 
         pool = kv_c_and_k_pe_cache.unsqueeze(1)  # one head
         values = pool[..., : self.kv_lora_rank]
         where = (decode.cu_seqlens, decode.block_table, decode.seq_lens)
-        run = runtime(latent_text(queries.dtype, pool, self.kv_lora_rank, lse), queries.device)
+        run = runtime(latent_text(queries.dtype, self.num_heads, pool, self.kv_lora_rank, lse), queries.device)
         output, *others = run((queries, pool, values, *where), (decode.max_q_len, decode.max_kv_len), (float(self.scale),))
         return output, others[0].transpose(0, 1) if lse else None
 
 
-def latent_text(dtype: torch.dtype, pool: Tensor, columns: int, lse: bool) -> str:
-    """The text of causal attention over `pool` [pages, 1, rows, size], whose first `columns` are the values. It states the size
-    of pages that are whole rows apart, as TMA needs them."""
+def latent_text(dtype: torch.dtype, heads: int, pool: Tensor, columns: int, lse: bool) -> str:
+    """The text of causal attention over `pool` [pages, 1, rows, size], whose first `columns` are the values. It states the heads,
+    by which a block has more rows or fewer, and the size of pages that are whole rows apart, as TMA needs them."""
     _, _, rows, size = pool.shape
     keywords = {
         "mask": "q + kv_len - q_len >= k",
         "values": (0, columns),
+        "heads": (heads, 1),
         "storage": "packed_paged",
         "page_size": rows if pool.stride(0) % pool.stride(2) == 0 else None,
     }
