@@ -169,8 +169,8 @@ class AttngenLatentImpl(MLACommonImpl[MLACommonMetadata[AttngenLatentDecode]]): 
 
 
 def latent_text(dtype: torch.dtype, heads: int, pool: Tensor, columns: int, lse: bool) -> str:
-    """The text of causal attention over `pool` [pages, 1, rows, size], whose first `columns` are the values. It states the heads,
-    by which a block has more rows or fewer, and the size of pages that are whole rows apart, as TMA needs them."""
+    """The text of causal attention over `pool` [pages, 1, rows, size], whose first `columns` are the values. It states
+    the heads, by which a block has more rows or fewer, and the size of pages that are whole rows apart, as TMA needs them."""
     _, _, rows, size = pool.shape
     keywords = {
         "mask": "q + kv_len - q_len >= k",
