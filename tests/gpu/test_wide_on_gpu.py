@@ -77,7 +77,7 @@ def test_keys_of_8_bits(schedule: str, element: str, head_dim: int) -> None:
             mask="causal_bottom_right",
             k_scale="ks[h // 2]",
             v_scale="vs[h // 2]",
-            inputs={n: ("fp32", ("heads_kv",)) for n in ("ks", "vs")},
+            inputs=dict.fromkeys(("ks", "vs"), ("fp32", ("heads_kv",))),
         )
         kernel = attngen.compile(spec, kernel=schedule, device="cuda")
         scales = {n: torch.rand(2, device="cuda") + 0.5 for n in ("ks", "vs")}
@@ -112,7 +112,7 @@ def test_training_with_wide_heads(mask: str | None, kv_heads: int, head_dim: int
 def test_layers_of_their_sizes(name: str) -> None:
     """Random weights: tokens and logits of "attngen" are those of "eager" as far as bf16 allows."""
     transformers = pytest.importorskip("transformers", minversion="5.10")
-    import attngen.transformers  # registers "attngen"
+    import attngen.transformers  # noqa: F401  # registers "attngen"
 
     sizes: dict[str, Any] = {
         "vocab_size": 199, "hidden_size": 512, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8,
