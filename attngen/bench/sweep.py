@@ -169,13 +169,15 @@ def _forward(
 ) -> _Subject:
     q, _, v = qkv
     own, places = in_storage(spec, qkv)
+    given = own[: 3 if spec.values is None else 2]
     calls: dict[str, Callable[[], Any]] = {
-        f"attngen {kernel.plan.keyword}": partial(_call, kernel, own, {**places, **inputs, **params}) for kernel in kernels
+        f"attngen {kernel.plan.keyword}": partial(_call, kernel, given, {**places, **inputs, **params}) for kernel in kernels
     }
     calls |= torch_peers(spec, *qkv) | flash_peers(spec, *qkv) | flex_peer(spec, *qkv, inputs, params, progress)
     truth = partial(torch_attention, spec, *qkv, inputs=inputs, params=params)
     output_bytes = q[..., :1].numel() * v.shape[3] * q.element_size()
-    return _Subject(calls, lambda: truth()[0], _error, output_bytes + _bytes(*qkv, *inputs.values()))
+    read = qkv[: len(given)]  # values that are a part of keys have no bytes of their own
+    return _Subject(calls, lambda: truth()[0], _error, output_bytes + _bytes(*read, *inputs.values()))
 
 
 def _backward(
@@ -208,13 +210,13 @@ def _bytes(*tensors: torch.Tensor) -> int:
 def problem(case: Case, params: Mapping[str, int | float]) -> tuple[Any, Any, Any, Tensors, Params]:
     """(q, k, v, inputs, params) of a case; Q, K and V are randn."""
     spec = case.spec
-    element = getattr(torch, spec.dtype.torch)
 
-    def randn(heads: int, length: int, size: int) -> torch.Tensor:
+    def randn(tensor: str, heads: int, length: int, size: int) -> torch.Tensor:
+        element = getattr(torch, spec.dtypes[tensor].torch)
         return torch.randn(case.batch, heads, length, size, device="cuda").to(element)
 
-    q = randn(case.q_heads, case.q_len, spec.head_dim)
-    k, v = (randn(case.kv_heads, case.length, size) for size in (spec.head_dim, spec.head_dim_v))
+    q, k = randn("q", case.q_heads, case.q_len, spec.head_dim), randn("k", case.kv_heads, case.length, spec.head_dim)
+    v = spec.values_of(k, None if spec.values else randn("v", case.kv_heads, case.length, spec.head_dim_v))
     shape = Shape(case.batch, case.q_heads, case.kv_heads, case.q_len, case.length)
     inputs = {n: to_torch(a, "cuda") for n, a in sample_inputs(spec, shape).items()}
     return q, k, v, inputs, {p.name: params[p.name] for p in spec.params if p.name in params}

@@ -159,7 +159,8 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
     of_q, of_k, of_v, of_o = (dtype.bytes for dtype in spec.dtypes.values())
     keys = kv_len if kinds is None else int((kinds != EMPTY).any(0) @ extents(kv_len, plan.block_kv))
     least = heads * q_len * (spec.head_dim * of_q + spec.head_dim_v * of_o)
-    least += kv_heads * keys * (spec.head_dim * of_k + spec.head_dim_v * of_v)
+    own_v = spec.head_dim_v if spec.values is None else 0
+    least += kv_heads * keys * (spec.head_dim * of_k + own_v * of_v)
     least += sum(a.nbytes for a in problem.inputs.values())
     if plan.rotated:  # copies of Q and K are written and read
         least += 2 * of_q * (heads * q_len + kv_heads * kv_len) * spec.head_dim

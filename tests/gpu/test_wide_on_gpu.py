@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 
 import attngen  # noqa: E402
 import attngen.torch  # noqa: E402
+from attngen.bench import sweep  # noqa: E402
+from attngen.language import load_text  # noqa: E402
 from attngen.reference.torch_oracle import torch_attention  # noqa: E402
 from attngen.torch import Attention  # noqa: E402
 
@@ -138,3 +140,11 @@ def test_layers_of_their_sizes(name: str) -> None:
     exact = found["eager", torch.float64]
     theirs, ours = ((found[way, torch.bfloat16] - exact).abs().max() for way in ("eager", "attngen"))
     assert ours <= 1.5 * theirs + 1e-3, (ours, theirs)
+
+
+@pytest.mark.parametrize("text", ["head_dim 64 dtype q bf16 k fp8_e4m3 v fp8_e4m3", "head_dim 128 values k[0:64]"])
+def test_benches_of_their_types(text: str) -> None:
+    (spec,) = load_text(f"attention measured {{ {text} }}")
+    (case,) = sweep.cases(spec, [256], [], [], False, 512)
+    timed = [one.candidate for one in sweep.run([case], {}, 2, print, ("tiled", "decode"), (), False)]
+    assert {"attngen tiled", "attngen decode"} <= {*timed}

@@ -72,6 +72,15 @@ def test_work_of_causal_attention() -> None:
     assert work.read == n * 64 * 2 + 2 * tiles * plan.block_kv * 64 * 2
 
 
+def test_work_of_values_that_are_a_part_of_keys() -> None:
+    """Keys of 8 bits or 16, and no bytes for V."""
+    for types, size in (("bf16", 2), ({"q": "bf16", "k": "fp8_e4m3", "v": "fp8_e4m3"}, 1)):
+        spec = define(dtype=types, head_dim=64, values=(0, 32), heads=(1, 1))
+        work = Call(spec, choose(spec, ARCHES["sm_80"], "tiled"), 1, 512).work()
+        scores = 4 * 512 * 4  # in global memory: written and read by three launches
+        assert work.least_bytes - scores == (64 + 32) * 2 + 512 * 64 * size
+
+
 def test_work_of_a_window_over_a_long_cache() -> None:
     """The tiles of keys in the window are read, and no others: the bound of the time is theirs."""
     spec = define(dtype="bf16", head_dim=64, mask="causal_bottom_right and q + kv_len - q_len - k < 100")
