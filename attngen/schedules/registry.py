@@ -9,14 +9,14 @@ from attngen.plan.plan import Schedule, refusal
 from attngen.schedules.decode import DECODE
 from attngen.schedules.fused_mma import FUSED_MMA
 from attngen.schedules.fused_simt import FUSED_SIMT
-from attngen.schedules.hopper import HOPPER
+from attngen.schedules.hopper import HOPPER, HOPPER_WIDE
 from attngen.schedules.naive import NAIVE
 from attngen.schedules.tiled import TILED
 from attngen.schedules.wgmma import WGMMA
 from attngen.spec.attention import AttentionSpec
 
 # In order of preference under one keyword.
-SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, DECODE)
+SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, HOPPER_WIDE, DECODE)
 UNFUSED = {s.keyword for s in SCHEDULES if not s.is_fused}  # these have several kernels, with S in global memory
 FUSED: ScheduleName = "fused"
 # "auto" is the first that suits: the least work; and of those with O(S) memory, if there is one.

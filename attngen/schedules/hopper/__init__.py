@@ -1,8 +1,9 @@
-"""The schedule `hopper`, as one object."""
+"""The schedule `hopper`: an object for heads of up to 256, and one for wider heads."""
 
-from attngen.plan.plan import Schedule
-from attngen.schedules.hopper import needs, plan, shown
+from attngen.plan.plan import WIDEST_HEAD, Schedule
+from attngen.schedules.hopper import needs, plan, shown, wide_plan, wide_shown
 from attngen.schedules.hopper.context import Hopper
+from attngen.schedules.hopper.wide_context import HopperWide
 from attngen.schedules.parts import wgmma
 
 HOPPER = Schedule(
@@ -22,4 +23,22 @@ HOPPER = Schedule(
     emulated_ns=7,
     context=Hopper,
     loops=shown.loops,
+)
+
+HOPPER_WIDE = Schedule(
+    name="hopper_wide",
+    keyword="hopper",
+    summary="hopper for heads of more than 256: two consumers have the same rows, and half of the columns of O each.",
+    propose=wide_plan.propose,
+    why_not=wide_plan.why_not,
+    needs=wgmma.NEEDED,
+    largest_head=WIDEST_HEAD,
+    tiles=wide_plan.tiles,
+    in_return="two warpgroups have half of the columns of O each",
+    on_tensor_cores=True,
+    by_tma=True,
+    is_warp_specialized=True,
+    emulated_ns=7,
+    context=HopperWide,
+    loops=wide_shown.loops,
 )

@@ -27,6 +27,7 @@ CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152), 4: (56, 104)}  # and classi
 KEPT_REGISTERS = 10  # for dropout: what a head's generator needs, and bytes of pairs
 DESCRIPTOR_REGISTERS = 4  # for the descriptor of Q in shared memory
 MOST_CONSUMERS = 4
+OUTPUT_ROWS = "output rows of each warp, on their way to global memory"
 # by whether Q goes to registers at once
 WHOSE = {True: "Q holds now, and held before", False: "are current, and were before"}
 
@@ -45,20 +46,23 @@ def buffers(
     def words(name: str, shape: tuple[int, ...], use: str, element: str = "int") -> SharedBuffer:
         return SharedBuffer(name=name, element=element, shape=shape, use=use)
 
-    visits = words("VISITS", (stages + 2,), "which tile comes after that of a stage, and which comes first")
     return (
         slab_tiles("Q", t, rows, "the query rows" + whose),
         slab_tiles("K", t, (stages, d, kv), f"the keys of {stages} tiles"),
         slab_tiles("V", t, (stages, dv + ones, kv), f"the values of {stages} tiles" + ", and ones" * ones),
-        slab_tiles(
-            "O", t, (4 * groups, output_slabs, 16), "output rows of each warp, on their way to global memory", read=None
-        ),
+        slab_tiles("O", t, (4 * groups, output_slabs, 16), OUTPUT_ROWS, read=None),
         *(slab_tiles("PAIRS", t, of_pairs, f"{e.gather.input} of each consumer's tiles", None) for e in pairs),
         words("BARRIERS", (of_q + 4 * stages + 2 * groups * pair_slots,), "see the kernel", "mbarrier"),
         words("WORK_TILES", (2, len(WORK_TILE) + rotates), "which rows and head " + WHOSE[holds]),
-        *([visits] if facts.bounds.per_tile else []),  # the producer classifies tiles and publishes them
+        *([visits(stages)] if facts.bounds.per_tile else []),  # the producer classifies tiles and publishes them
         *([own.buffer(kv, stages + 1)] if own.keys else []),  # for the stages of K, and the tile whose weights are computed
     )
+
+
+def visits(stages: int) -> SharedBuffer:
+    """What the producer, which classifies tiles, publishes of them."""
+    use = "which tile comes after that of a stage, and which comes first"
+    return SharedBuffer(name="VISITS", element="int", shape=(stages + 2,), use=use)
 
 
 def own_tiles(facts: SpecFacts, tile: Tile) -> bool:

@@ -184,7 +184,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why:
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
         *score_decisions(facts),
         *maximum_decisions(facts),
-        *([Decision(f"score's {expression_to_text(affine.term)}", "once for a row and tile", WHY_AFFINE)] if affine else []),
+        *affine_decisions(affine),
         Decision("warpgroups", f"1 + {own.consumers}", f"one copies; {own.consumers} {WHY_GROUPS}"),
         tile_decision(spec, tile, why),
         Decision("stages", str(tile.stages), "later tiles are copied while one is used"),
@@ -210,6 +210,11 @@ def beside_last(facts: SpecFacts, holds_q: bool, per_consumer: bool) -> BesideLa
 def replaces_output(facts: SpecFacts) -> bool:
     """Whether the first P V replaces O: a register must be free for the flag."""
     return facts.shift is None and not any(e.in_score for e in facts.staged.keys)
+
+
+def affine_decisions(affine: AffineScore | None) -> Iterator[Decision]:
+    if affine is not None:
+        yield Decision(f"score's {expression_to_text(affine.term)}", "once for a row and tile", WHY_AFFINE)
 
 
 def staging_decisions(own: Staged, pair_slots: int) -> Iterator[Decision]:

@@ -1,0 +1,60 @@
+"""What the template of the Hopper schedule for wide heads reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attngen.emit.constants import ConstantLine
+from attngen.emit.program import Parameter
+from attngen.emit.wgmma import Wgmma
+from attngen.schedules.hopper.context import Hopper
+from attngen.schedules.hopper.wide_plan import FOLLOWER_REGISTERS, WidePlan
+from attngen.schedules.parts.tma_context import box_rows
+from attngen.schedules.parts.wgmma import SLAB
+
+
+class HopperWide(Hopper):
+    own: WidePlan
+
+    def maps(self) -> list[Parameter]:
+        rows = box_rows(self.plan)
+        return [
+            self.tensor_map("Q", self.q_rows()),
+            self.tensor_map("K", rows),
+            self.tensor_map("V", rows // self.own.value_parts),
+        ]
+
+    def v_columns(self) -> int:
+        return SLAB * self.own.half_slabs
+
+    def products(self) -> list[Wgmma]:
+        shared = Wgmma("wgmma_pv_shared", self.v_columns(), self.spec.dtype.name, b_transposed=True)
+        return [*super().products(), shared]
+
+    def constants(self) -> list[ConstantLine]:
+        changed = {c.name: c for c in (ConstantLine("RELEASES", *RELEASES[self.own.warps_release]),)}
+        return [changed.get(c.name, c) for c in super().constants()]
+
+    def output_constants(self) -> list[ConstantLine]:
+        own = self.own
+        return [
+            ConstantLine("HALF_SLABS", own.half_slabs, "of O and V of each consumer"),
+            ConstantLine("OUTPUT_COLUMNS", "64 * HALF_SLABS", "columns of O in registers of a consumer"),
+            ConstantLine("K_PARTS", own.key_parts, "parts of a tile of K, by columns"),
+            ConstantLine("V_PARTS", own.value_parts, "parts of a tile of V, by keys, each in two halves of its columns"),
+            ConstantLine("FOLLOWER_REGISTERS", FOLLOWER_REGISTERS, "of a thread of the second consumer"),
+            ConstantLine("WEIGHT_STAGES", own.weight_stages, "tiles of weights on their way to the second consumer"),
+        ]
+
+    def context(self) -> dict[str, Any]:
+        return super().context() | {"half_slabs": self.own.half_slabs, "rate_of_bytes": self.products_of_byte()}
+
+    def products_of_byte(self) -> int:
+        """Products and additions for each byte of K and V that a block reads: of its rows, 2 bytes an element."""
+        return 2 * self.plan.block_q // self.spec.dtype.bytes
+
+
+RELEASES = {
+    True: ("4", "arrivals that empty a part of a stage: one of each warp of its consumer"),
+    False: ("1", "arrivals that empty a part of a stage: one of its consumer"),
+}
