@@ -150,16 +150,10 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     why_registers = f"{WHY_REGISTERS}: half of O, S and P take about {registers(facts, tile)}"
     what = f"{spec.dtype.name} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"
     decisions = (
-        Decision(
-            "schedule", "hopper", f"{spec.dtype.name} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"
-        ),
+        Decision("schedule", "hopper", what),
         *score_decisions(facts),
         *maximum_decisions(facts),
-        *(
-            [Decision(f"score's {expression_to_text(affine.term)}", "once for a row and tile", hopper.WHY_AFFINE)]
-            if affine
-            else []
-        ),
+        *hopper.affine_decisions(affine),
         Decision("warpgroups", f"1 + {CONSUMERS}", WHY_GROUPS),
         tile_decision(spec, tile, WHY_TILE),
         Decision("stages", str(tile.stages), "later tiles are copied in parts while one is used"),
