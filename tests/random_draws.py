@@ -29,6 +29,7 @@ from tests.random_lengths import MOST, WORK, Call, Limits, draw_call
 
 Array = np.ndarray[Any, Any]
 
+WIDE_HEADS = (8, 128, 256, 264, 288, 320, 384, 448, 512, 512)  # where the keyword has a kernel of wide heads
 HEAD_DIMS = (8, 16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
 SCHEDULES = (
     *[("fused", "sm_80")] * 4,
@@ -81,7 +82,7 @@ TILES = {
     ),
     "hopper": (
         "128 x 48", "128 x 64", "128 x 80", "128 x 128", "192 x 64", "192 x 128", "256 x 64", "192 x 48  stages 2",
-        "128 x 64  stages 3",
+        "128 x 64  stages 3", "64 x 48", "64 x 32  stages 2",
     ),
     "wgmma": ("64 x 64", "128 x 64", "128 x 128", "64 x 128", "192 x 64", "128 x 32"),
     "tiled": ("32 x 32", "64 x 64"),
@@ -288,6 +289,8 @@ def draw(r: random.Random, kernel: str | None = None) -> Case:
     sink = r.choice(("", "", "", "", "sinks[h]", "1.5")) if normalize == "softmax" else ""
     expressions = f"{mask} {score} {sink}"
     sizes = SMALL_HEADS if of_ranges else HEAD_DIMS
+    if schedule == "hopper" and r.random() < 0.12:
+        sizes = WIDE_HEADS
     lines = [f"dtype {dtype}", f"head_dim {r.choice(sizes)}" + (f", v {r.choice(sizes)}" if r.random() < 0.15 else "")]
     kv_heads, group = r.choice((1, 1, 1, 2) if of_ranges else (1, 2)), r.choice((1, 1, 1, 2) if of_ranges else (1, 1, 2, 4))
     if r.random() < 0.5:

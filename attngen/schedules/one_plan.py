@@ -87,12 +87,14 @@ def _not_first(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decis
 
 def _not_fused(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decision]:
     """Why "auto" takes no schedule that keeps scores on the chip."""
-    if facts.spec.kernel.schedule == "auto" and (limits := dict(schedule_of(facts, arch, FUSED).limits(facts.spec))):
+    if facts.spec.kernel.schedule != "auto" or chosen.is_fused:
+        return
+    if limits := dict(schedule_of(facts, arch, FUSED).limits(facts.spec)):
         yield Decision("by auto", chosen.keyword, f"not {FUSED}: {', '.join(limits.values())}")
 
 
 def _not_hopper(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decision]:
     """Why "auto" does not take hopper for keys in pages."""
     kernel = facts.spec.kernel
-    if kernel.is_paged and kernel.schedule == "auto" and chosen is not HOPPER and arch.has(*HOPPER.needs):
+    if kernel.is_paged and kernel.schedule == "auto" and chosen.keyword != HOPPER.keyword and arch.has(*HOPPER.needs):
         yield Decision("by auto", f"{chosen.keyword}, not hopper", HOPPER.why_not(facts, arch))

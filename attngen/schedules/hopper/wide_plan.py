@@ -8,7 +8,7 @@ from attngen.plan.arch import Arch
 from attngen.plan.choices import choice, decided
 from attngen.plan.decisions import maximum_decisions, score_decisions
 from attngen.plan.facts import SpecFacts
-from attngen.plan.plan import LARGEST_HEAD, Decision, Plan, Schedule
+from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.room import Estimated
 from attngen.plan.shared_memory import WORK_TILE, SharedBuffer, aligned
 from attngen.plan.tile import Tile
@@ -27,12 +27,6 @@ PRODUCER_REGISTERS, SCORER_REGISTERS, FOLLOWER_REGISTERS = 88, 240, 176
 PART_SLABS = 3  # slabs of a part of K, at most: a part is 16 or 24 KB of 64 keys
 PREFERRED = tuple(Tile(WARPGROUP_ROWS, kv, 1, WARPS) for kv in (64, 48, 32, 16))
 POSSIBLE = tuple(Tile(WARPGROUP_ROWS, kv, s, WARPS) for kv in (128, 96, 80, 64, 48, 32, 16) for s in (3, 2, 1))
-
-
-def why_not(facts: SpecFacts, arch: Arch) -> str:
-    if max(facts.spec.head_dim, facts.spec.head_dim_v) <= LARGEST_HEAD:
-        return f"it is for heads of more than {LARGEST_HEAD} elements"
-    return wgmma.why_not(facts, arch)
 
 
 def half_slabs(spec: AttentionSpec) -> int:
@@ -56,12 +50,20 @@ def _parts(own: WidePlan, facts: SpecFacts) -> tuple[str, str]:
     return f"{of_k}; {of_v}", "each is copied as soon as the products have read its place: there is no room for a second tile"
 
 
+def _output(own: WidePlan, facts: SpecFacts) -> tuple[str, str]:
+    return (
+        f"{own.output_slabs} of {own.half_slabs} slabs a warp",
+        "of 64 columns; TMA copies them to global memory in the background",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidePlan(HopperPlan):
     """Warp specialization: one warpgroup copies, one computes weights, and that and a third multiply V."""
 
     beside_last: BesideLast = "nothing"
     replaces_output: bool = False
+    output_slabs: int = choice("O in shared memory", _output)
     half_slabs: int  # slabs of 64 columns of O of each consumer
     key_parts: int
     value_parts: int = choice("parts of tiles", _parts)
