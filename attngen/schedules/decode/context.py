@@ -78,6 +78,9 @@ class Decode(ByMma):
         of_heads = [f for f in (v.kv_range, v.classify) if f is not None and "h_idx" in f.arguments]
         of_pairs = {a for f in (*v.of_scores, v.mask) if f is not None for a in f.arguments}
         return super().context() | {
+            "warps_have": "keys",
+            "values_by": "values_beside_keys",
+            "key_tensors": "KV",
             "head_ranges": bool(of_heads),
             "reads_ahead": self.by_tma and self.spec.kernel.is_paged and v.classify is None,
             "row_indices": [i for i, read in ROW_INDICES.items() if read & of_pairs],

@@ -51,6 +51,7 @@ class Fused(File):
             "adds_weights": softmax,
             "large_scores": self.large_scores,
             "keeps_limits": self.plan.schedule.is_warp_specialized,
+            "sums_of_o": "O_frag",
             "heaviest_rounded": False,
             "adaptive_threshold": False,
             "work_tile": WORK_TILE,

@@ -38,6 +38,7 @@ class ByMma(Fused):
         return super().context() | {
             "multiplied_by": "split" if own.split else "quantized" if own.quantized else "mma",
             "queries_by": f"{'quantized_' if own.quantized else ''}queries_in_{q_place}",
+            "weights_by": "weights_in_registers",
             "even_odd": bool(own.split) or own.quantized,  # neighbouring blocks of O have even columns and odd ones
             "queries_in": q_place,
             "tiles_in": "slabs" if self.by_tma else "rows",
