@@ -13,13 +13,13 @@ class ConstantLine:
     ctype: str = "int"
 
 
-def thread_grid(row_threads: int, column_threads: int, dims: str) -> list[ConstantLine]:
-    """A block's threads as a grid over a tile of S, and over its rows of O, of which a block has `dims` dimensions."""
+def thread_grid(row_threads: int, column_threads: int, dims: str, keys: str = "BLOCK_KV") -> list[ConstantLine]:
+    """The threads of a block, or of a part of it, as a grid over `keys` of a tile of S, and over `dims` dimensions of rows of O."""
     return [
         ConstantLine("ROW_THREADS", row_threads, "the block's threads as a grid over a tile: its rows"),
         ConstantLine("COLUMN_THREADS", column_threads, "and its columns"),
         ConstantLine("ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
-        ConstantLine("COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
+        ConstantLine("COLUMNS", f"{keys} / COLUMN_THREADS", "keys of a thread in a tile"),
         ConstantLine("DIMS", f"{dims} / COLUMN_THREADS", "dimensions of O of a thread"),
     ]
 

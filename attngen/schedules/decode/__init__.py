@@ -1,6 +1,6 @@
 """The schedule `decode` as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import WIDEST_HEAD, Schedule
 from attngen.plan.register_table import PORTABLE, Measured
 from attngen.schedules.decode import plan, registers, shown
 from attngen.schedules.decode.context import Decode
@@ -12,6 +12,7 @@ DECODE = Schedule(
     summary="Few query rows and many keys, sm_80 and later: keys split over blocks, heads that share them in one tile.",
     propose=plan.propose,
     why_not=plan.why_not,
+    largest_head=WIDEST_HEAD,
     types=plan.types,
     needs=NEEDED,
     tiles=plan.tiles,

@@ -10,17 +10,18 @@ from attngen.plan.choices import choice, decided
 from attngen.plan.decisions import rough_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.own import Copies
-from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.plan import LARGEST_HEAD, Decision, Plan, Schedule, refusal
 from attngen.plan.problem import Problem
 from attngen.plan.register_table import Family
-from attngen.plan.shared_memory import ALIGN, COLUMN, NEITHER, SharedBuffer, aligned
+from attngen.plan.shared_memory import ALIGN, aligned
 from attngen.plan.split_keys import INVARIANT_KEYS, Splits
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, kib, pick_tile, planned, tile_decision
+from attngen.schedules.decode import memory, shares
 from attngen.schedules.decode.registers import room
 from attngen.schedules.parts import mma
-from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim, width_of_v
-from attngen.schedules.parts.wgmma import SLAB, slab_tiles, slabs
+from attngen.schedules.parts.mma import MMA_ROWS, operands
+from attngen.schedules.parts.wgmma import SLAB
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP8_DTYPES
 from attngen.spec.expr import names_in
@@ -33,7 +34,6 @@ AHEAD: dict[Copies, int] = {"tma": 48 << 10, "cp_async": 80 << 10}
 Q_REGISTERS = 32  # per thread: with more, fragments of Q are read from shared memory for each tile
 WIDE = 128  # a head size of V
 WHY_EARLY = "blocks start before the previous kernel ends and wait for its end, which saves the time between kernels"
-OUTPUT_PAD = 8  # fp32 numbers at the end of each row of O in shared memory
 # (keys of a warp's tile, stages, warps)
 SHAPES: dict[Copies, tuple[tuple[int, int, int], ...]] = {
     "tma": ((64, 2, 2), (32, 2, 2), (32, 2, 4), (16, 2, 2), (16, 2, 4)),
@@ -41,10 +41,14 @@ SHAPES: dict[Copies, tuple[tuple[int, int, int], ...]] = {
 }
 SMALLEST = Tile(MMA_ROWS, 16, 2, 1)
 POSSIBLE = tuple(Tile(MMA_ROWS, kv, stages, warps) for kv in (64, 32, 16) for stages in (4, 3, 2) for warps in (8, 4, 2, 1))
+# Where warps have columns of O, (keys of the block's tile, stages), the fastest first
+SHAPES_OF_BLOCK = ((32, 4), (32, 3), (32, 2), (16, 4), (16, 3), (16, 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan(mma.MmaPlan):
+    warps_have: shares.WarpsHave  # what each warp of a block has for itself
+    v_in_k: bool = choice("V", {True: ("in the tiles of K", shares.WHY_IN_KEYS)})
     splits: Splits  # how many blocks the keys of a tile of rows are split over
     early: bool = choice("launch", {True: ("programmatic dependent launch", WHY_EARLY)})  # a kernel starts while another runs
 
@@ -52,7 +56,13 @@ class DecodePlan(mma.MmaPlan):
 def why_not(facts: SpecFacts, arch: Arch) -> str:
     if facts.spec.dropout is not None:
         return "it has no dropout, which is for training, and training reads rows in blocks"
-    return mma.lacks(facts.spec, arch)
+    if reason := mma.lacks(facts.spec, arch):
+        return reason
+    if shares.warps_have(facts.spec) == "columns" and not fitting(arch, shapes_of_block(facts), lambda t: cost(facts, arch, t)):
+        least = kib(aligned(*memory.buffers(facts, copies_of(facts.spec, arch), shapes_of_block(facts)[-1])))
+        have = kib(arch.shared_per_block)
+        return f"its smallest tile takes {least} of shared memory, and a block of {arch.name} has {have}"
+    return ""
 
 
 def types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
@@ -63,6 +73,8 @@ def types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
             yield "dtype", "beside tensors of one type it has K and V of one type of 8 bits, with Q and O of one of 16"
         elif spec.head_dim % mma.MMA_ROWS or spec.head_dim_v % mma.MMA_ROWS:
             yield "head_dim", f"its rows of 8 bits have multiples of {mma.MMA_ROWS} elements"
+        elif shares.warps_have(spec) == "columns":
+            yield "head_dim", f"its heads of 8 bits have at most {LARGEST_HEAD} elements"
         elif spec.normalize == "none":
             yield "normalize", "its weights are numbers of fp16 beside K and V of 8 bits, and scores may be larger"
     if spec.v_scale is not None and "k" in names_in(spec.v_scale):
@@ -77,6 +89,8 @@ def why_not_tma(spec: AttentionSpec) -> str:
         return f"a row of a slab that TMA swizzles has {SLAB} numbers of 16 bits, and these have 32"
     if spec.head_dim % SLAB or spec.head_dim_v % SLAB:
         return f"TMA copies slabs of {SLAB} columns, and a head size is no multiple of that"
+    if shares.warps_have(spec) == "columns" and spec.head_dim_v % (SLAB * shares.WARPS):
+        return f"each of {shares.WARPS} warps has whole slabs of {SLAB} columns of V, and their number is no multiple of that"
     if spec.kernel.is_paged and (spec.kernel.page_size or 1) % MMA_ROWS:
         return f"TMA copies keys of one page at once, which requires a stated page_size, a multiple of {MMA_ROWS}"
     return ""
@@ -91,63 +105,22 @@ def is_for(problem: Problem) -> bool:
     return problem.rows <= MOST_ROWS and problem.keys >= LEAST_KEYS
 
 
-def buffers(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[SharedBuffer, ...]:
-    """The shared memory of a block. Each warp has stages of its own."""
-    spec = facts.spec
-    d, pad, element = padded_head_dim(spec), chunk(spec), spec.dtype.name
-    own = (tile.warps, tile.stages)
-    visited = SharedBuffer(name="VISITED", element="int", shape=own, use="the tiles that stages hold")
-    barriers = SharedBuffer(name="BARRIERS", element="mbarrier", shape=own, use="of each stage: its tiles have arrived")
-    q = SharedBuffer(name="Q", element=element, shape=(tile.block_q, d), use="the block's rows", pad=pad, read=COLUMN)
-    kv: tuple[SharedBuffer, ...] = key_buffers(spec, arch, tile)
-    by_tma = copies_of(spec, arch) == "tma"
-    sums = tile.warps * tile.block_q * (width_of_v(spec) + OUTPUT_PAD) * 4
-    if (missing := sums - sum(b.bytes for b in kv)) > 0:  # narrow keys of 8 bits have no room for the sums of O
-        kv = (*kv, SharedBuffer(name="MORE", element="byte", shape=(missing,), use="the end of the sums of O, after K and V"))
-    return (
-        *((*kv, q) if by_tma else (q, *kv)),  # slabs begin at multiples of 1024 bytes
-        *([visited] if facts.bounds.per_tile else []),
-        *row_state(spec, tile),
-        *([barriers] if by_tma else []),
-    )
-
-
-def key_buffers(spec: AttentionSpec, arch: Arch, tile: Tile) -> tuple[SharedBuffer, SharedBuffer]:
-    """The stages of K and of V: slabs of columns, or padded rows."""
-    element, d, dv = spec.dtypes["k"].name, padded_head_dim(spec), width_of_v(spec)
-    of_k, of_v = (f"the {what} of {tile.stages} tiles of each warp" for what in ("keys", "values"))
-    if copies_of(spec, arch) == "tma":
-        k_shape, v_shape = ((tile.warps, tile.stages, slabs(n), tile.block_kv) for n in (d, dv))
-        return slab_tiles("K", element, k_shape, of_k), slab_tiles("V", element, v_shape, of_v)
-    shape, pad = (tile.warps, tile.stages, tile.block_kv), mma.CHUNK_BYTES // spec.dtypes["k"].bytes
-    v_read = NEITHER if operands(spec).split else COLUMN
-    return (
-        SharedBuffer(name="K", element=element, shape=(*shape, d), use=of_k, pad=pad, read=COLUMN),
-        SharedBuffer(name="V", element=element, shape=(*shape, dv), use=of_v, pad=pad, read=v_read),
-    )
-
-
-def row_state(spec: AttentionSpec, tile: Tile) -> Iterator[SharedBuffer]:
-    """What the warps of a block tell each other of a row in the end."""
-    if spec.normalize == "softmax":
-        yield SharedBuffer(name="MAX", element="float", shape=(tile.warps, tile.block_q), use="the maximum of each warp's keys")
-        yield SharedBuffer(name="SUM", element="float", shape=(tile.warps, tile.block_q), use="the sum of their weights")
-
-
 def q_in_registers(spec: AttentionSpec) -> bool:
     """Whether the fragments of Q stay in registers: each warp has all rows of the block. Sums of a wide O leave no room."""
-    few = mma.q_registers(spec, 1) <= Q_REGISTERS
+    few = mma.q_registers(spec, 1) <= Q_REGISTERS and shares.warps_have(spec) == "keys"
     return few and spec.head_dim_v <= WIDE and not operands(spec).split
 
 
 def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
-    registers = room(facts, arch, tile, copies_of(facts.spec, arch), q_in_registers(facts.spec))
-    return Cost(aligned(*buffers(facts, arch, tile)), registers)
+    copies = copies_of(facts.spec, arch)
+    return Cost(aligned(*memory.buffers(facts, copies, tile)), room(facts, arch, tile, copies, q_in_registers(facts.spec)))
 
 
 def preferred_tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles to try: those with the most bytes under way within AHEAD, then those that exceed it the least. Split operands
     need the registers of wider ones."""
+    if shares.warps_have(facts.spec) == "columns":
+        return shapes_of_block(facts)
     copies, possible = copies_of(facts.spec, arch), possible_tiles(facts)
     usual = [t for shape in SHAPES[copies] if (t := Tile(MMA_ROWS, *shape)) in possible]
     narrow = [t for t in usual if t.block_kv == MMA_ROWS or not operands(facts.spec).split]
@@ -155,9 +128,15 @@ def preferred_tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     return (*sorted(narrow, key=lambda t: (more[t] > 0, abs(more[t]))), SMALLEST)
 
 
+def shapes_of_block(facts: SpecFacts) -> tuple[Tile, ...]:
+    """The tiles to try where warps have columns of O, the one that takes the least last."""
+    return tuple(Tile(MMA_ROWS, kv, stages, shares.WARPS) for kv, stages in SHAPES_OF_BLOCK)
+
+
 def under_way(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
     """Bytes of a block's copies that are under way while its warps multiply a tile each."""
-    return sum(b.bytes for b in key_buffers(facts.spec, arch, tile)) // tile.stages * (tile.stages - 1)
+    buffers = memory.key_buffers(facts.spec, copies_of(facts.spec, arch), tile)
+    return sum(b.bytes for b in buffers) // tile.stages * (tile.stages - 1)
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
@@ -166,7 +145,9 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 def possible_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
     """The tiles that may be stated. Of paged keys, each lane finds one."""
-    return tuple(t for t in POSSIBLE if t.block_kv <= 32) if facts.spec.kernel.is_paged else POSSIBLE
+    keys = 32 if facts.spec.kernel.is_paged else 64
+    of_block = shares.warps_have(facts.spec) == "columns"
+    return tuple(t for t in POSSIBLE if t.block_kv <= keys and (t.warps == shares.WARPS or not of_block))
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
@@ -191,6 +172,9 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
     own = DecodePlan.of(
         spec,
         tile,
+        warps_have=shares.warps_have(spec),
+        v_in_k=shares.values_in_keys(spec, copies),
+        v_width=shares.width(spec, tile.warps),
         splits=splits_of(spec, tile),
         copies=copies,
         q_in_registers=holds,
@@ -208,11 +192,12 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         *([Decision("products", f"fp16, of {spec.dtypes['k']}", WHY_HALVES)] if own.quantized else []),
         *([Decision("steps of Q K^T side by side", str(unrolled), WHY_UNROLLED)] if numbers.split else []),
         Decision("rows", "those of all heads that share keys", WHY_PACKED),
-        tile_decision(spec, tile, "the rows of one product, and the keys of a warp"),
+        tile_decision(spec, tile, f"the rows of one product, and the keys of {shares.OWNERS[own.warps_have]}"),
         Decision("blocks per SM", str(BLOCKS), WHY_ALONE[copies]),
         Decision("splits", *(WHY_INVARIANT if spec.kernel.batch_invariant else WHY_SPLITS)),
-        Decision("warps", str(tile.warps), "each has its own keys, stages and sums: no warp waits for another before the end"),
+        Decision("warps", str(tile.warps), shares.WHY_WARPS[own.warps_have]),
         Decision("stages", str(tile.stages), f"while a tile is used, copies of {ahead} are under way on each SM"),
+        *decided(own, facts, "v_in_k"),
         *copies_decisions(spec, arch),
         Decision("Q", "in registers" if holds else "in shared memory", f"its fragments take {of_q} registers a thread"),
         Decision("partial results", "O before division by l, with m and l", WHY_SUMS)
@@ -221,7 +206,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         Decision("rows in shared memory", LAYOUT[copies].format(own.chunk), mma.WHY_PAD),
     )
     workspaces = ("split_O", "split_max", "split_sum") if spec.normalize == "softmax" else ("split_O",)
-    placed = buffers(facts, arch, tile)
+    placed = memory.buffers(facts, copies, tile)
     more = {"blocks": BLOCKS, "least_shared": alone if copies == "tma" else 0, "workspaces": workspaces}
     return planned(schedule, facts, arch, tile, decisions, placed, own, **more)
 
@@ -237,7 +222,8 @@ def copies_decisions(spec: AttentionSpec, arch: Arch) -> Iterator[Decision]:
 def splits_of(spec: AttentionSpec, tile: Tile) -> Splits:
     if spec.kernel.batch_invariant:
         return Splits(tile.block_q, INVARIANT_KEYS, 0)
-    return Splits(tile.block_q, tile.warps * tile.block_kv, BLOCKS)
+    at_once = tile.block_kv * (tile.warps if shares.warps_have(spec) == "keys" else 1)
+    return Splits(tile.block_q, at_once, BLOCKS)
 
 
 WHY_AUTO = (

@@ -13,6 +13,7 @@ from attngen.plan.register_table import Family, Spilled, counted, spilled_kernel
 from attngen.plan.room import Counted
 from attngen.plan.tile import Tile
 from attngen.plan.variants import SPECS, Variant, variant
+from attngen.schedules.decode import shares
 from attngen.schedules.parts.mma import MMA_ROWS, OPERAND_STATEMENTS, counted_head_size, operands
 
 KEYS = (32, 64)  # keys of the tiles that are compiled
@@ -29,8 +30,8 @@ FAMILIES = tuple(
 
 
 def room(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_registers: bool) -> Counted:
-    kernel, size = _as_spilled(facts, arch, tile, copies, q_in_registers), counted_head_size(facts, q_in_registers)
-    if tile.block_kv <= SMALLEST_KEYS:
+    kernel, size = _as_spilled(facts, arch, tile, copies, q_in_registers), _columns(facts, tile, q_in_registers)
+    if tile.block_kv <= SMALLEST_KEYS or shares.warps_have(facts.spec) == "columns":  # those have the scores of so many keys
         return Counted(LARGEST_HEAD, size)
     family = Family("decode", kernel.variant, kernel.operands, MMA_ROWS, WARPS, STAGES, copies)
     return counted(kernel, size, tile.block_kv, family)
@@ -38,7 +39,15 @@ def room(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_register
 
 def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_registers: bool) -> Spilled:
     numbers = operands(facts.spec).split or "16-bit"
-    return spilled_kernel(variant(facts), numbers, tile, copies, counted_head_size(facts, q_in_registers), arch)
+    form = f"{copies},{have}" if (have := shares.warps_have(facts.spec)) == "columns" else copies
+    return spilled_kernel(variant(facts), numbers, tile, form, _columns(facts, tile, q_in_registers), arch)
+
+
+def _columns(facts: SpecFacts, tile: Tile, q_in_registers: bool) -> int:
+    """What counts of a spec's head sizes: the columns of O that a thread has a share of."""
+    if shares.warps_have(facts.spec) == "columns":
+        return shares.width(facts.spec, tile.warps) // tile.warps
+    return counted_head_size(facts, q_in_registers)
 
 
 def as_spilled(plan: Plan) -> Spilled:

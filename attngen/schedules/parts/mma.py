@@ -82,8 +82,7 @@ class MmaPlan(Own):
             chunk=chunk(spec),
             key_chunk=CHUNK_BYTES // spec.dtypes["k"].bytes,
             qk_width=padded_head_dim(spec),
-            v_width=width_of_v(spec),
-            **own,
+            **({"v_width": width_of_v(spec)} | own),
         )
 
 

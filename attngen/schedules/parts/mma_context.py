@@ -47,9 +47,22 @@ class ByMma(Fused):
             "multiply_adds": 1024 if own.split == "tf32" else 2048,
         }
 
+    def v_stride(self, pad: str) -> str:
+        """From row to row of V in shared memory, in elements."""
+        return f"{self.v_width} + {pad}"
+
+    @property
+    def v_step(self) -> int:
+        """The columns of V that are multiplied at once, of which shared memory has whole steps."""
+        return 32 if self.own.quantized else 16
+
+    @property
+    def warp_part(self) -> tuple[str, str]:
+        """The columns of O that a warp has, and the keys of its scores in a tile, as the text names them."""
+        return self.v_width, "BLOCK_KV"
+
     def split_constants(self) -> list[ConstantLine]:
-        step = 32 if self.own.quantized else 16
-        whole = "" if self.own.v_width == self.spec.head_dim_v else f"HEAD_DIM_V in whole steps of {step}"
+        whole = "" if self.own.v_width == self.spec.head_dim_v else f"HEAD_DIM_V in whole steps of {self.v_step}"
         return [
             ConstantLine("SUMMED", self.own.summed, "sixteens of keys whose terms are summed by themselves"),
             ConstantLine("V_WIDTH", self.own.v_width, whole),
@@ -60,11 +73,11 @@ class ByMma(Fused):
         `pads_keys`: rows of K and V are padded, as those of Q are."""
         own = self.own
         pad = "PAD" if own.key_chunk == own.chunk else str(own.key_chunk)
-        padded = [ConstantLine("K_STRIDE", f"QK_WIDTH + {pad}"), ConstantLine("V_STRIDE", f"{self.v_width} + {pad}")]
+        padded = [ConstantLine("K_STRIDE", f"QK_WIDTH + {pad}"), ConstantLine("V_STRIDE", self.v_stride(pad))]
         zeros = own.qk_width - self.spec.head_dim
         steps = str(own.qk_width // 16) if zeros else "HEAD_DIM / 16"
         return [
-            *thread_grid(8 * warps, 4, self.v_width),
+            *thread_grid(8 * warps, 4, *self.warp_part),
             ROW_BLOCKS,
             ConstantLine("K_STEPS", steps, "steps of 16 over the head size"),
             ConstantLine("PAD", own.chunk),
