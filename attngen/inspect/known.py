@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attngen.inspect.trial import Trial, spoiled_row, with_nan
+from attngen.inspect.trial import Trial, spoiled_row, with_nan, with_nan_in_keys
 from attngen.plan import Plan
 from attngen.reference.compare import Truth, truth
 from attngen.reference.compare_gradients import GradientTruth, gradient_truth
@@ -61,7 +61,7 @@ class Known:
         if self.trial.setting.lengths:
             return self.sample
         rows, keys = self.hidden
-        return replace(self.sample, q=with_nan(self.sample.q, rows), k=with_nan(self.sample.k, keys))
+        return replace(self.sample, q=with_nan(self.sample.q, rows), k=with_nan_in_keys(self.spec, self.sample.k, keys))
 
     @cached_property
     def poisoned_loss(self) -> Loss:

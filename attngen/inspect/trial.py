@@ -134,12 +134,23 @@ def _spoiled(sample: Sample, spoils: Spoils, spec: AttentionSpec) -> Sample:
     array = sample.q if spoils == "row of Q" else sample.k
     place: Array = np.zeros(array.shape[:3], bool)
     place[:, :, spoiled_row(array.shape[2])] = True
-    changed = with_nan(array, place)
-    return replace(sample, q=changed) if spoils == "row of Q" else replace(sample, k=changed)
+    if spoils == "row of K":
+        return replace(sample, k=with_nan_in_keys(spec, array, place))
+    return replace(sample, q=with_nan(array, place))
+
+
+def with_nan_in_keys(spec: AttentionSpec, k: Array, hidden: Array) -> Array:
+    """`k` with NaN in the rows that are `hidden`, but not in columns that are V too: a weight of 0 times NaN is NaN in schedules
+    that multiply whole tiles."""
+    if spec.values is None:
+        return with_nan(k, hidden)
+    place = np.repeat(hidden[..., None], k.shape[-1], axis=-1)
+    place[..., slice(*spec.values)] = False
+    return with_nan(k, place)
 
 
 def with_nan(array: Array, hidden: Array) -> Array:
-    """`array` with NaN in the rows that are `hidden`."""
+    """`array` with NaN in the rows, or the elements, that are `hidden`."""
     if not hidden.any():
         return array
     found = array.copy()
