@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,6 @@ from tests.random_lengths import MOST, WORK, Call, Limits, draw_call
 
 Array = np.ndarray[Any, Any]
 
-WIDE_HEADS = (8, 128, 256, 264, 288, 320, 384, 448, 512, 512)  # where the keyword has a kernel of wide heads
 HEAD_DIMS = (8, 16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
 SCHEDULES = (
     *[("fused", "sm_80")] * 4,
@@ -112,6 +111,12 @@ PARAMS = {
     "temp": (0.7,),
 }  # fmt: skip
 HUGE = (2**30, -(2**30), 2**29, 1 - 2**29)  # values of `w` if it bounds indices and is in no score
+# Larger ones than other schedules have: of Q and K, and of V
+WIDE_OF_HOPPER = (8, 128, 256, 264, 288, 320, 384, 448, 512, 512)
+WIDE_HEADS = {
+    "decode": ((264, 320, 512, 576), (8, 64, 256, 264, 320, 512)),
+    "hopper": (WIDE_OF_HOPPER, WIDE_OF_HOPPER),
+}  # by schedule: the sizes of Q and K, and of V
 SMALL_HEADS = (8, 16, 24, 32, 40, 48, 64, 64, 64, 80, 96, 128)  # sizes for masks with large constants, which need long problems
 CONVERTING = ("naive", "tiled")  # schedules whose Q, K, V and O may have any types
 QUANTIZED = ("decode",)  # those whose K and V may have 8 bits
@@ -277,6 +282,14 @@ def needs_keys(text: str) -> bool:
     return bool(re.search(r"^ +rotary .*sines$", text, re.MULTILINE))
 
 
+def head_sizes(r: random.Random, schedule: str, sizes: Sequence[int]) -> str:
+    """The statement of a spec's head sizes, of `sizes` or of the schedule's wide ones."""
+    wide = WIDE_HEADS.get(schedule)
+    if wide and r.random() < 0.15:
+        return "head_dim {}, v {}".format(*map(r.choice, wide))
+    return f"head_dim {r.choice(sizes)}" + (f", v {r.choice(sizes)}" if r.random() < 0.15 else "")
+
+
 def draw(r: random.Random, kernel: str | None = None) -> Case:
     """A spec; its problems are not drawn yet, but for numbers of heads and params."""
     schedule, arch = r.choice([one for one in SCHEDULES if kernel in (None, one[0])])
@@ -288,10 +301,7 @@ def draw(r: random.Random, kernel: str | None = None) -> Case:
     normalize = "softmax" if "extra" in score else r.choice((*["softmax"] * 8, "sigmoid", "none"))
     sink = r.choice(("", "", "", "", "sinks[h]", "1.5")) if normalize == "softmax" else ""
     expressions = f"{mask} {score} {sink}"
-    sizes = SMALL_HEADS if of_ranges else HEAD_DIMS
-    if schedule == "hopper" and r.random() < 0.12:
-        sizes = WIDE_HEADS
-    lines = [f"dtype {dtype}", f"head_dim {r.choice(sizes)}" + (f", v {r.choice(sizes)}" if r.random() < 0.15 else "")]
+    lines = [f"dtype {dtype}", head_sizes(r, schedule, SMALL_HEADS if of_ranges else HEAD_DIMS)]
     kv_heads, group = r.choice((1, 1, 1, 2) if of_ranges else (1, 2)), r.choice((1, 1, 1, 2) if of_ranges else (1, 1, 2, 4))
     if r.random() < 0.5:
         lines.append(f"heads {group * kv_heads} over {kv_heads}")

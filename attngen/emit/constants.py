@@ -14,7 +14,7 @@ class ConstantLine:
 
 
 def thread_grid(row_threads: int, column_threads: int, dims: str, keys: str = "BLOCK_KV") -> list[ConstantLine]:
-    """The threads of a block, or of a part of it, as a grid over `keys` of a tile of S, and over `dims` dimensions of rows of O."""
+    """Threads as a grid over a tile of S, or `keys` of it, and over rows of O, of which they have `dims` dimensions."""
     return [
         ConstantLine("ROW_THREADS", row_threads, "the block's threads as a grid over a tile: its rows"),
         ConstantLine("COLUMN_THREADS", column_threads, "and its columns"),

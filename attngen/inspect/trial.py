@@ -140,8 +140,8 @@ def _spoiled(sample: Sample, spoils: Spoils, spec: AttentionSpec) -> Sample:
 
 
 def with_nan_in_keys(spec: AttentionSpec, k: Array, hidden: Array) -> Array:
-    """`k` with NaN in the rows that are `hidden`, but not in columns that are V too: a weight of 0 times NaN is NaN in schedules
-    that multiply whole tiles."""
+    """`k` with NaN in the rows that are `hidden`, but not in columns that are V too: a weight of 0 times NaN is NaN where whole
+    tiles are multiplied."""
     if spec.values is None:
         return with_nan(k, hidden)
     place = np.repeat(hidden[..., None], k.shape[-1], axis=-1)

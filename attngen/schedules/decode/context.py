@@ -56,7 +56,11 @@ class Decode(ByMma):
         parameters = [
             *self.maps(),
             *self.arrays("Q" if self.by_tma else "Q" + self.key_tensors, "O", *self.partial_results(writable=True), axes="bhs"),
-            *(p for t in (self.key_tensors if self.by_tma and self.spec.kernel.is_counted else "") for p in self.strides(t, "bs")),
+            *(
+                p
+                for t in (self.key_tensors if self.by_tma and self.spec.kernel.is_counted else "")
+                for p in self.strides(t, "bs")
+            ),
             *self.lse_parameters(),
             *self.sizes(),
             *self.pages(),

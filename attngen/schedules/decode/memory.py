@@ -63,7 +63,7 @@ def key_buffers(spec: AttentionSpec, copies: Copies, tile: Tile) -> tuple[Shared
         v_read = NEITHER if operands(spec).split else COLUMN
         k = SharedBuffer(name="K", element=element, shape=(*shape, d), use=of_k, pad=pad, read=COLUMN)
         v = SharedBuffer(name="V", element=element, shape=(*shape, dv), use=of_v, pad=pad, read=v_read)
-    return (k,) if shares.values_in_keys(spec, copies) else (k, v)
+    return (k,) if shares.values_in_keys(spec, copies, tile.warps) else (k, v)
 
 
 def row_state(spec: AttentionSpec, tile: Tile) -> Iterator[SharedBuffer]:

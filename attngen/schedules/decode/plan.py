@@ -58,10 +58,10 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
         return "it has no dropout, which is for training, and training reads rows in blocks"
     if reason := mma.lacks(facts.spec, arch):
         return reason
-    if shares.warps_have(facts.spec) == "columns" and not fitting(arch, shapes_of_block(facts), lambda t: cost(facts, arch, t)):
-        least = kib(aligned(*memory.buffers(facts, copies_of(facts.spec, arch), shapes_of_block(facts)[-1])))
-        have = kib(arch.shared_per_block)
-        return f"its smallest tile takes {least} of shared memory, and a block of {arch.name} has {have}"
+    if shares.warps_have(facts.spec) == "columns":
+        least = shapes_of_block(facts, arch)[-1]
+        lacking = cost(facts, arch, least).why_not(arch, 32 * least.warps)
+        return lacking and f"its smallest tile {lacking}"
     return ""
 
 
@@ -89,8 +89,9 @@ def why_not_tma(spec: AttentionSpec) -> str:
         return f"a row of a slab that TMA swizzles has {SLAB} numbers of 16 bits, and these have 32"
     if spec.head_dim % SLAB or spec.head_dim_v % SLAB:
         return f"TMA copies slabs of {SLAB} columns, and a head size is no multiple of that"
-    if shares.warps_have(spec) == "columns" and spec.head_dim_v % (SLAB * shares.WARPS):
-        return f"each of {shares.WARPS} warps has whole slabs of {SLAB} columns of V, and their number is no multiple of that"
+    if shares.warps_have(spec) == "columns" and not shares.blocks(spec, "tma"):
+        least = min(shares.BLOCKS.values())
+        return f"each of {least} warps has whole slabs of {SLAB} columns of V, and their number is no multiple of that"
     if spec.kernel.is_paged and (spec.kernel.page_size or 1) % MMA_ROWS:
         return f"TMA copies keys of one page at once, which requires a stated page_size, a multiple of {MMA_ROWS}"
     return ""
@@ -120,17 +121,18 @@ def preferred_tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles to try: those with the most bytes under way within AHEAD, then those that exceed it the least. Split operands
     need the registers of wider ones."""
     if shares.warps_have(facts.spec) == "columns":
-        return shapes_of_block(facts)
-    copies, possible = copies_of(facts.spec, arch), possible_tiles(facts)
+        return shapes_of_block(facts, arch)
+    copies, possible = copies_of(facts.spec, arch), possible_tiles(facts, arch)
     usual = [t for shape in SHAPES[copies] if (t := Tile(MMA_ROWS, *shape)) in possible]
     narrow = [t for t in usual if t.block_kv == MMA_ROWS or not operands(facts.spec).split]
     more = {t: under_way(facts, arch, t) - AHEAD[copies] for t in narrow}
     return (*sorted(narrow, key=lambda t: (more[t] > 0, abs(more[t]))), SMALLEST)
 
 
-def shapes_of_block(facts: SpecFacts) -> tuple[Tile, ...]:
+def shapes_of_block(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles to try where warps have columns of O, the one that takes the least last."""
-    return tuple(Tile(MMA_ROWS, kv, stages, shares.WARPS) for kv, stages in SHAPES_OF_BLOCK)
+    blocks = shares.blocks(facts.spec, copies_of(facts.spec, arch))
+    return tuple(Tile(rows, kv, stages, warps) for rows, warps in blocks for kv, stages in SHAPES_OF_BLOCK)
 
 
 def under_way(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
@@ -140,21 +142,25 @@ def under_way(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    return fitting(arch, (*preferred_tiles(facts, arch), *possible_tiles(facts)), lambda t: cost(facts, arch, t))
+    return fitting(arch, (*preferred_tiles(facts, arch), *possible_tiles(facts, arch)), lambda t: cost(facts, arch, t))
 
 
-def possible_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
+def possible_tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles that may be stated. Of paged keys, each lane finds one."""
-    keys = 32 if facts.spec.kernel.is_paged else 64
-    of_block = shares.warps_have(facts.spec) == "columns"
-    return tuple(t for t in POSSIBLE if t.block_kv <= keys and (t.warps == shares.WARPS or not of_block))
+    possible = POSSIBLE if shares.warps_have(facts.spec) == "keys" else _possible_of_block(facts, arch)
+    return tuple(t for t in possible if t.block_kv <= (32 if facts.spec.kernel.is_paged else 64))
+
+
+def _possible_of_block(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
+    blocks = shares.blocks(facts.spec, copies_of(facts.spec, arch))
+    return tuple(Tile(rows, kv, stages, warps) for rows, warps in blocks for kv in (64, 32, 16) for stages in (4, 3, 2))
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     spec = facts.spec
     if reason := why_not(facts, arch):
         raise refusal("kernel", f"kernel decode on {arch.name}", reason, "use kernel fused")
-    tile = pick_tile(spec, arch, preferred_tiles(facts, arch), possible_tiles(facts), lambda t: cost(facts, arch, t))
+    tile = pick_tile(spec, arch, preferred_tiles(facts, arch), possible_tiles(facts, arch), lambda t: cost(facts, arch, t))
     return with_tile(schedule, facts, arch, tile)
 
 
@@ -173,7 +179,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         spec,
         tile,
         warps_have=shares.warps_have(spec),
-        v_in_k=shares.values_in_keys(spec, copies),
+        v_in_k=shares.values_in_keys(spec, copies, tile.warps),
         v_width=shares.width(spec, tile.warps),
         splits=splits_of(spec, tile),
         copies=copies,

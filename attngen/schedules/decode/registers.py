@@ -44,9 +44,9 @@ def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_r
 
 
 def _columns(facts: SpecFacts, tile: Tile, q_in_registers: bool) -> int:
-    """What counts of a spec's head sizes: the columns of O that a thread has a share of."""
+    """What counts of a spec's head sizes: the columns of O that a thread has a share of, in as many blocks of 16 rows."""
     if shares.warps_have(facts.spec) == "columns":
-        return shares.width(facts.spec, tile.warps) // tile.warps
+        return shares.row_warps(tile) * shares.width(facts.spec, tile.warps) // tile.warps
     return counted_head_size(facts, q_in_registers)
 
 

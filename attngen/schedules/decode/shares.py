@@ -7,17 +7,18 @@ from typing import Literal
 from attngen.plan.own import Copies
 from attngen.plan.plan import LARGEST_HEAD
 from attngen.plan.tile import Tile
-from attngen.schedules.parts.mma import MMA_ROWS, width_of_v
+from attngen.schedules.parts.mma import MMA_ROWS, operands, width_of_v
 from attngen.schedules.parts.wgmma import SLAB
 from attngen.spec.attention import AttentionSpec
 
 WarpsHave = Literal["keys", "columns"]  # `templates/parts/decode/warps_have_NAME.j2`
-WARPS = 4  # of a block whose warps have columns: 128 of 512, 64 registers of a thread
+# Rows of a block whose warps have columns, and its warps: of 512 columns, a thread has 64 registers of sums, or 128. Groups of
+# so many query heads have more rows, which read keys less often
+BLOCKS = {64: 8, 32: 4, 16: 4}
 OWNERS: dict[WarpsHave, str] = {"keys": "a warp", "columns": "the block"}
 WHY_WARPS: dict[WarpsHave, str] = {
     "keys": "each has its own keys, stages and sums: no warp waits for another before the end",
-    "columns": "each has its own columns of O, as all of them would take more registers than a thread has; weights are handed on in "
-    "shared memory",
+    "columns": "each has its own columns of O, as a thread has no registers for all; weights are handed on in shared memory",
 }
 WHY_IN_KEYS = "V is a part of K: its columns are copied once, and read as keys and as values"
 
@@ -36,16 +37,25 @@ def row_warps(tile: Tile) -> int:
     return tile.block_q // MMA_ROWS
 
 
+def blocks(spec: AttentionSpec, copies: Copies) -> tuple[tuple[int, int], ...]:
+    """The rows and warps of blocks whose warps have columns, the most rows first: no more than a group of query heads has, if
+    the spec states heads. TMA copies whole slabs, of which each warp has some."""
+    known = spec.q_heads is not None and spec.kv_heads is not None and not operands(spec).split  # those need the registers
+    group = spec.q_heads // max(spec.kv_heads, 1) if known else 1
+    in_slabs = spec.head_dim_v // SLAB if copies == "tma" else 0
+    return tuple((rows, warps) for rows, warps in BLOCKS.items() if rows <= max(group, MMA_ROWS) and in_slabs % warps == 0)
+
+
 def width(spec: AttentionSpec, warps: int) -> int:
     """The columns of V in shared memory: where warps have columns, whole sixteens of each."""
     step = MMA_ROWS * warps
     return width_of_v(spec) if warps_have(spec) == "keys" else -(-spec.head_dim_v // step) * step
 
 
-def values_in_keys(spec: AttentionSpec, copies: Copies) -> bool:
-    """Whether the tile of K is read as that of V too: V is columns of K that begin where a slab, or 16 bytes, do, and nothing is
-    added to them. Rotated keys are other numbers than values."""
+def values_in_keys(spec: AttentionSpec, copies: Copies, warps: int) -> bool:
+    """Whether the tile of K is read as that of V too: V begins where a slab or a chunk of K does, and no zeros are added to it.
+    Rotated keys are other numbers than values."""
     if spec.values is None or warps_have(spec) == "keys" or spec.rotary is not None:
         return False
     begins = SLAB if copies == "tma" else MMA_ROWS
-    return spec.values[0] % begins == 0 and width(spec, WARPS) == spec.head_dim_v
+    return spec.values[0] % begins == 0 and width(spec, warps) == spec.head_dim_v
