@@ -47,10 +47,16 @@ def few_rows(usual: Plan) -> Rule | None:
     if facts.wanted or not _leaves_open(facts) or not DECODE.suits(facts, arch):
         return None
 
-    def when(problem: Problem) -> str | None:
-        return decode.FEW if decode.is_for(problem) else None
+    points = decode.row_counts(facts, arch)
 
-    return Rule((decode.FEW,), when, lambda *_: DECODE.plan(facts, arch), Decision(*decode.FOR_AUTO), has_backward=False)
+    def when(problem: Problem) -> int | None:
+        packed = problem.rows * problem.group
+        return next((rows for rows in points if rows <= packed), points[-1]) if decode.is_for(problem) else None
+
+    def plan(_: Plan, rows: int) -> Plan:
+        return decode.of_rows(DECODE, facts, arch, rows)
+
+    return Rule(points, when, plan, Decision(*decode.FOR_AUTO), has_backward=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ SHAPES: dict[Copies, tuple[tuple[int, int, int], ...]] = {
 SMALLEST = Tile(MMA_ROWS, 16, 2, 1)
 POSSIBLE = tuple(Tile(MMA_ROWS, kv, stages, warps) for kv in (64, 32, 16) for stages in (4, 3, 2) for warps in (8, 4, 2, 1))
 # Where warps have columns of O, (keys of the block's tile, stages), the fastest first
-SHAPES_OF_BLOCK = ((32, 4), (32, 3), (32, 2), (16, 4), (16, 3), (16, 2))
+SHAPES_OF_BLOCK = ((64, 2), (32, 4), (32, 3), (32, 2), (16, 4), (16, 3), (16, 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +129,23 @@ def preferred_tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     return (*sorted(narrow, key=lambda t: (more[t] > 0, abs(more[t]))), SMALLEST)
 
 
-def shapes_of_block(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    """The tiles to try where warps have columns of O, the one that takes the least last."""
-    blocks = shares.blocks(facts.spec, copies_of(facts.spec, arch))
-    return tuple(Tile(rows, kv, stages, warps) for rows, warps in blocks for kv, stages in SHAPES_OF_BLOCK)
+def shapes_of_block(facts: SpecFacts, arch: Arch, packed_rows: int = 0) -> tuple[Tile, ...]:
+    """The tiles to try where warps have columns of O, the one that takes the least last: of no more rows than `packed_rows`, or
+    than a group of query heads has. Split operands need the registers of more keys."""
+    spec, copies = facts.spec, copies_of(facts.spec, arch)
+    most, keys = (
+        max(packed_rows or shares.group_of(spec), MMA_ROWS),
+        MMA_ROWS if operands(spec).split else _most_keys(spec, copies),
+    )
+    blocks = {rows: warps for rows, warps in shares.blocks(spec, copies).items() if rows <= most}
+    return tuple(
+        Tile(rows, kv, stages, warps) for rows, warps in blocks.items() for kv, stages in SHAPES_OF_BLOCK if kv <= keys
+    )
+
+
+def _most_keys(spec: AttentionSpec, copies: Copies) -> int:
+    """The most keys of a block's tile. Of paged keys that cp.async copies, each lane finds one."""
+    return 32 if spec.kernel.is_paged and copies == "cp_async" else 64
 
 
 def under_way(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
@@ -147,13 +160,16 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 def possible_tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles that may be stated. Of paged keys, each lane finds one."""
-    possible = POSSIBLE if shares.warps_have(facts.spec) == "keys" else _possible_of_block(facts, arch)
-    return tuple(t for t in possible if t.block_kv <= (32 if facts.spec.kernel.is_paged else 64))
+    if shares.warps_have(facts.spec) == "columns":
+        return _possible_of_block(facts, arch)
+    return tuple(t for t in POSSIBLE if t.block_kv <= 32) if facts.spec.kernel.is_paged else POSSIBLE
 
 
 def _possible_of_block(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    blocks = shares.blocks(facts.spec, copies_of(facts.spec, arch))
-    return tuple(Tile(rows, kv, stages, warps) for rows, warps in blocks for kv in (64, 32, 16) for stages in (4, 3, 2))
+    spec, copies = facts.spec, copies_of(facts.spec, arch)
+    keys = [kv for kv in (64, 32, 16) if kv <= _most_keys(spec, copies)]
+    blocks = shares.blocks(spec, copies)
+    return tuple(Tile(rows, kv, stages, blocks[rows]) for rows in blocks for kv in keys for stages in (4, 3, 2))
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
@@ -162,6 +178,21 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         raise refusal("kernel", f"kernel decode on {arch.name}", reason, "use kernel fused")
     tile = pick_tile(spec, arch, preferred_tiles(facts, arch), possible_tiles(facts, arch), lambda t: cost(facts, arch, t))
     return with_tile(schedule, facts, arch, tile)
+
+
+def of_rows(schedule: Schedule, facts: SpecFacts, arch: Arch, rows: int) -> Plan:
+    """The plan for calls of at least `rows` packed rows, if a spec's tile may have more than 16."""
+    preferred = (
+        shapes_of_block(facts, arch, rows) if shares.warps_have(facts.spec) == "columns" else preferred_tiles(facts, arch)
+    )
+    return with_tile(schedule, facts, arch, pick_tile(facts.spec, arch, preferred, (), lambda t: cost(facts, arch, t)))
+
+
+def row_counts(facts: SpecFacts, arch: Arch) -> tuple[int, ...]:
+    """The numbers of packed rows whose plans may differ, the largest first."""
+    if shares.warps_have(facts.spec) == "keys":
+        return (MMA_ROWS,)
+    return tuple(shares.blocks(facts.spec, copies_of(facts.spec, arch)))
 
 
 def of_family(schedule: Schedule, family: Family, facts: SpecFacts, arch: Arch, keys: int) -> Plan | None:

@@ -28,8 +28,8 @@ def warps_have(spec: AttentionSpec) -> WarpsHave:
 
 
 def key_warps(tile: Tile) -> int:
-    """Parts of a tile's keys, each of a warp."""
-    return tile.block_kv // MMA_ROWS
+    """Parts of a tile's keys, each of a warp: of 16 keys, or more if there are fewer warps than such parts."""
+    return min(tile.block_kv // MMA_ROWS, tile.warps // row_warps(tile))
 
 
 def row_warps(tile: Tile) -> int:
@@ -37,13 +37,20 @@ def row_warps(tile: Tile) -> int:
     return tile.block_q // MMA_ROWS
 
 
-def blocks(spec: AttentionSpec, copies: Copies) -> tuple[tuple[int, int], ...]:
-    """The rows and warps of blocks whose warps have columns, the most rows first: no more than a group of query heads has, if
-    the spec states heads. TMA copies whole slabs, of which each warp has some."""
-    known = spec.q_heads is not None and spec.kv_heads is not None and not operands(spec).split  # those need the registers
-    group = spec.q_heads // max(spec.kv_heads, 1) if known else 1
+def blocks(spec: AttentionSpec, copies: Copies) -> dict[int, int]:
+    """The warps of blocks whose warps have columns, by their rows, the most first. TMA copies whole slabs, of which each warp
+    has some; split operands need the registers that more rows would take."""
     in_slabs = spec.head_dim_v // SLAB if copies == "tma" else 0
-    return tuple((rows, warps) for rows, warps in BLOCKS.items() if rows <= max(group, MMA_ROWS) and in_slabs % warps == 0)
+    return {
+        rows: warps
+        for rows, warps in BLOCKS.items()
+        if in_slabs % warps == 0 and (rows == MMA_ROWS or not operands(spec).split)
+    }
+
+
+def group_of(spec: AttentionSpec) -> int:
+    """The query heads that share a key head, as the spec states; 1: it does not."""
+    return spec.q_heads // max(spec.kv_heads, 1) if spec.q_heads and spec.kv_heads is not None else 1
 
 
 def width(spec: AttentionSpec, warps: int) -> int:
