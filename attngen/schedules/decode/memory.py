@@ -34,9 +34,8 @@ def buffers(facts: SpecFacts, copies: Copies, tile: Tile) -> tuple[SharedBuffer,
     by_tma = copies == "tma"
     rows = tile.block_q * (tile.warps if apart else 1)
     sums = rows * (shares.width(spec, tile.warps) + OUTPUT_PAD) * 4
-    if (
-        missing := sums - sum(b.bytes for b in (kv if apart else (*kv, q)))
-    ) > 0:  # narrow keys of 8 bits have no room for the sums of O
+    under_sums = kv if apart else (*kv, q)
+    if (missing := sums - sum(b.bytes for b in under_sums)) > 0:  # narrow keys of 8 bits have no room for the sums of O
         kv = (*kv, SharedBuffer(name="MORE", element="byte", shape=(missing,), use="the end of the sums of O, after K and V"))
     return (
         *((*kv, q) if by_tma else (q, *kv)),  # slabs begin at multiples of 1024 bytes
