@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One call: `rows` query rows and `keys` key rows for each of `heads` query heads (those of the whole batch), of which `group`
-    share a key head."""
+    """One call: `rows` query rows and `keys` key rows for each of `heads` query heads (those of the whole batch), of which
+    `group` share a key head."""
 
     heads: int
     rows: int

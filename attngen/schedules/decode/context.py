@@ -11,6 +11,7 @@ from attngen.emit.program import Axis, PackedTiles, Parameter, Several
 from attngen.schedules.decode import shares
 from attngen.schedules.decode.memory import OUTPUT_PAD
 from attngen.schedules.decode.plan import DecodePlan
+from attngen.schedules.parts.mma import MMA_ROWS
 from attngen.schedules.parts.mma_context import ByMma
 from attngen.schedules.parts.tma_context import box_constant, box_rows, slabs_of
 
@@ -125,7 +126,7 @@ class Decode(ByMma):
 
     @property
     def v_step(self) -> int:
-        return shares.MMA_ROWS * self.plan.warps if self.of_block else super().v_step
+        return MMA_ROWS * self.plan.warps if self.of_block else super().v_step
 
     @property
     def warp_part(self) -> tuple[str, str]:
