@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attngen.spec.dtypes import DTYPES
+
 
 @dataclass(frozen=True, slots=True)
 class Wgmma:
-    """One wrapper of wgmma.m64nNk16: fp32 sums of products of fp16 or bf16. Operand forms as PTX ISA, "wgmma.mma_async"."""
+    """One wrapper of wgmma: fp32 sums of products of numbers of 16 bits (m64nNk16) or 8 (m64nNk32). Operand forms as PTX ISA,
+    "wgmma.mma_async"."""
 
     name: str
     columns: int  # N: a multiple of 8, at most 256
-    dtype: str  # "fp16" or "bf16"
+    dtype: str  # "fp16" or "bf16", or with both operands K-major "fp8_e4m3" or "fp8_e5m2"
     a_in_registers: bool = False  # else K-major in shared memory
     b_transposed: bool = False  # B is MN-major in shared memory, else K-major
 
     def __post_init__(self) -> None:
         assert self.columns % 8 == 0, self
         assert 8 <= self.columns <= 256, self
+        assert self.depth == 16 or not self.b_transposed, self
 
     @property
     def ptx_type(self) -> str:
-        return {"fp16": "f16", "bf16": "bf16"}[self.dtype]
+        return {"fp16": "f16", "bf16": "bf16", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}[self.dtype]
+
+    @property
+    def depth(self) -> int:
+        """K: a row of A, or of a K-major B, has 32 bytes."""
+        return 32 // DTYPES[self.dtype].bytes
 
     @property
     def accumulators(self) -> int:
@@ -55,11 +64,11 @@ class Wgmma:
 
     @property
     def other_operands(self) -> str:
-        """A, B, whether to accumulate, both signs, and for each operand in shared memory whether it is MN-major."""
+        """A, B, whether to accumulate, both signs, and of 16 bits, whether each operand in shared memory is MN-major."""
         a = [f"%{self.accumulators + i}" for i in range(self._a_operands)]
         a_text = f"{{ {', '.join(a)}}}" if self.a_in_registers else a[0]
-        a_major = "" if self.a_in_registers else " 0,"
-        return f"{a_text}, %{self.accumulators + self._a_operands}, p, 1, 1,{a_major} {int(self.b_transposed)}"
+        majors = ([] if self.a_in_registers else [0]) + [int(self.b_transposed)] if self.depth == 16 else []
+        return ", ".join([a_text, f"%{self.accumulators + self._a_operands}", "p", "1", "1", *map(str, majors)])
 
     @property
     def _a_operands(self) -> int:

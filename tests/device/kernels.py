@@ -22,7 +22,7 @@ from attngen.emit.wgmma import Wgmma
 from attngen.spec.dtypes import BOOL, FP16, FP32, INT64
 
 SHARED = "extern __shared__ __align__(1024) unsigned char smem[];"
-CTYPES = {"float32": "float", "uint32": "unsigned", "uint16": "unsigned short", "int32": "int"}
+CTYPES = {"float32": "float", "uint8": "unsigned char", "uint32": "unsigned", "uint16": "unsigned short", "int32": "int"}
 PRIMITIVES = (
     "mbarrier",
     "mbarrier_arrive",

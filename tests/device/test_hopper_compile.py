@@ -58,11 +58,15 @@ def test_a_primitive_compiles(names: str) -> None:
     report(primitives(*names.split()), parameters, USES[names])
 
 
+PRODUCTS = [
+    (n, t, mn) for n, t in ((8, "bf16"), (64, "fp16"), (80, "bf16"), (128, "bf16"), (256, "fp16")) for mn in (False, True)
+]
+PRODUCTS += [(128, "fp8_e4m3", False), (256, "fp8_e5m2", False)]
+
+
 @pytest.mark.parametrize("a_in_registers", [False, True])
-@pytest.mark.parametrize("b_transposed", [False, True])
 @pytest.mark.parametrize(
-    ("columns", "dtype"),
-    tiers.cases([(8, "bf16"), (64, "fp16"), (80, "bf16"), (128, "bf16"), (256, "fp16")], quick=[(64, "fp16")]),
+    ("columns", "dtype", "b_transposed"), tiers.cases(PRODUCTS, quick=[one for one in PRODUCTS if one[:2] == (64, "fp16")])
 )
 def test_a_product_compiles(columns: int, dtype: str, b_transposed: bool, a_in_registers: bool) -> None:
     product = Wgmma("wgmma_test", columns, dtype, a_in_registers, b_transposed)

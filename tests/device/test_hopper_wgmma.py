@@ -91,6 +91,49 @@ def test_a_product_is_numpys(n: int, dtype: str, transposed: bool, registers_a: 
     assert 4 * 128 in kernel.counters.instructions.values()
 
 
+BYTES = """
+    unsigned char *const a = smem, *const b = smem + 8192;
+    const int t = threadIdx.x;
+    for (int i = t; i < 8192; i += 128) a[i ^ (i >> 3 & 0x70)] = x[i];
+    for (int i = t; i < 128 * {n}; i += 128) b[i ^ (i >> 3 & 0x70)] = x[8192 + i];
+    async_proxy_fence();
+    __syncthreads();
+    float d[{registers}];
+    unsigned p[4][4];
+    for (int step = 0; step < 4; ++step)
+        for (int i = 0; i < 4; ++i) {{
+            const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i % 2), column = 32 * step + t % 4 * 4 + 16 * (i / 2);
+            p[step][i] = 0;
+            for (int e = 0; e < 4; ++e) p[step][i] |= x[row * 128 + column + e] << 8 * e;
+        }}
+    const unsigned long long b_at = smem_descriptor(smem_operand(b, 0)), a_at = smem_descriptor(smem_operand(a, 0));
+    wgmma_fence();
+    for (int step = 0; step < 4; ++step) wgmma_test(d, {a}, b_at + 2 * step, step > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_received(d);
+    for (int i = 0; i < {registers}; ++i)
+        y[(16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2)) * {n} + 8 * (i / 4) + t % 4 * 2 + i % 2] = d[i];
+"""
+
+
+@pytest.mark.parametrize("registers_a", [False, True])
+@pytest.mark.parametrize(("n", "dtype"), tiers.cases([(8, "fp8_e4m3"), (128, "fp8_e5m2")], quick=[(8, "fp8_e4m3")]))
+def test_a_product_of_8_bits_is_numpys(n: int, dtype: str, registers_a: bool) -> None:
+    """A [64, 128] and B [n, 128], both K-major: m64nNk32."""
+    rng = np.random.default_rng(n)
+    a, b = (round_to_storage(rng.standard_normal(s, dtype=np.float32), DTYPES[dtype]) for s in ((64, 128), (n, 128)))
+    y = np.zeros((64, n), np.float32)
+    run_on_hopper(
+        BYTES.format(n=n, registers=n // 2, a="p[step]" if registers_a else "a_at + 2 * step"),
+        {"x": np.concatenate([a.view(np.uint8).ravel(), b.view(np.uint8).ravel()]), "y": y},
+        before=products(Wgmma("wgmma_test", n, dtype, registers_a)),
+        threads=128,
+        shared=8192 + 128 * n,
+    )
+    assert np.allclose(y, from_storage(a) @ from_storage(b).T, atol=1e-4, rtol=1e-5)
+
+
 def attempt(correct: str, wrong: str, *, n: int = 64, seed: int = 0, threads: int = 128) -> EmulationError | np.ndarray:
     """The finding that the product with `wrong` for `correct` gives, or its result."""
     body = product_body(n, False, False)

@@ -73,13 +73,13 @@ void tma_store_wait(int pending, bool only_read);
 // --- products of a warpgroup (wgmma.cpp)
 
 struct Wgmma {
-    int columns;
+    int columns, bytes;             // N, and bytes of an element of A and B
     float* d;                       // of this thread: columns / 2 registers
     bool a_in_registers;
     unsigned a_registers[4];
     unsigned long long a, b;        // descriptors
     bool accumulate, a_transposed, b_transposed;
-    float (*to_float)(unsigned short);
+    float (*to_float)(unsigned short);   // of the bits of an element
 };
 void wgmma_fence();
 void wgmma_issue(const Wgmma& product, int line);

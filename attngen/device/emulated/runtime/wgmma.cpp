@@ -12,7 +12,7 @@ namespace emulator {
 
 namespace {
 
-constexpr int THREADS = 128, ROWS = 64, STEP = 16;
+constexpr int THREADS = 128, ROWS = 64, MOST_DEPTH = 32;
 constexpr unsigned IN_FLIGHT = 0x7fa0dead;          // a signalling NaN
 
 // The registers of one accumulator of one thread, while products are under way. The values are here, not there.
@@ -52,23 +52,25 @@ bool somebody_waits;
 struct Operand {
     unsigned start, leading, stride;
     bool transposed;                // rows run along M or N; else along K
+    int bytes;                      // of an element
 
-    // The address of the eight elements from [mn][k] on, along the rows.
+    int depth() const { return 32 / bytes; }    // K
+    // The address of 16 bytes of elements from [mn][k] on, along the rows.
     unsigned chunk(int mn, int k) const {
-        const unsigned linear = transposed ? start + mn / 64 * leading + k / 8 * stride + k % 8 * 128 + mn % 64 * 2 : start + mn / 8 * stride + mn % 8 * 128 + k * 2;
+        const unsigned linear = transposed ? start + mn / 64 * leading + k / 8 * stride + k % 8 * 128 + mn % 64 * 2 : start + mn / 8 * stride + mn % 8 * 128 + k * bytes;
         return linear ^ (linear >> 3 & 0x70);
     }
     template <typename F> void each_chunk(int size, F f) const {
         for (int mn = 0; mn < size; mn += transposed ? 8 : 1)
-            for (int k = 0; k < STEP; k += transposed ? 1 : 8) f(mn, k, chunk(mn, k));
+            for (int k = 0; k < depth(); k += transposed ? 1 : 16 / bytes) f(mn, k, chunk(mn, k));
     }
 };
 
-Operand operand(unsigned long long descriptor, bool transposed, int line) {
+Operand operand(unsigned long long descriptor, bool transposed, int bytes, int line) {
     if (descriptor >> 62 != 1) report(Kind::OPERAND, "the emulated device knows wgmma operands with the 128-byte swizzle only", line);
     if (descriptor >> 49 & 7) report(Kind::OPERAND, "a wgmma operand with a base offset: let tiles begin at multiples of 1024", line);
     const auto field = [&](int bit) { return unsigned(descriptor >> bit & 0x3fff) << 4; };
-    return {field(0), field(16), field(32), transposed};
+    return {field(0), field(16), field(32), transposed, bytes};
 }
 
 Warpgroup& warpgroup() {
@@ -83,7 +85,7 @@ Warpgroup& warpgroup() {
 ThreadState& mine(Warpgroup& g) { return g.threads[current->index % THREADS]; }
 
 bool alike(const Wgmma& a, const Wgmma& b) {
-    return a.columns == b.columns && a.a_in_registers == b.a_in_registers && a.b == b.b && a.accumulate == b.accumulate &&
+    return a.columns == b.columns && a.bytes == b.bytes && a.a_in_registers == b.a_in_registers && a.b == b.b && a.accumulate == b.accumulate &&
            a.a_transposed == b.a_transposed && a.b_transposed == b.b_transposed && (a.a_in_registers || a.a == b.a);
 }
 
@@ -114,41 +116,48 @@ Held* hold(ThreadState& t, const Wgmma& product, int line) {
 void check_operands(const Warpgroup& g, const Product& p) {
     const Touch reader{g.agent, p.group + 1, nullptr, p.line};
     const auto check = [&](const Operand& o, int size) {
-        if (launch.traced) trace_bulk("wgmma", false, shared_pointer(o.start), size * STEP * 2, nullptr);
+        if (launch.traced) trace_bulk("wgmma", false, shared_pointer(o.start), size * 32, nullptr);
         o.each_chunk(size, [&](int, int, unsigned address) { background_read(address, 16, p.line, p.known.data(), reader); });
     };
-    if (!p.shape.a_in_registers) check(operand(p.shape.a, p.shape.a_transposed, p.line), ROWS);
-    check(operand(p.shape.b, p.shape.b_transposed, p.line), p.shape.columns);
+    if (!p.shape.a_in_registers) check(operand(p.shape.a, p.shape.a_transposed, p.shape.bytes, p.line), ROWS);
+    check(operand(p.shape.b, p.shape.b_transposed, p.shape.bytes, p.line), p.shape.columns);
 }
 
 // to[mn][k], or to[k][mn] for B.
 void load_operand(const Product& p, const Operand& o, int size, float* to, int mn_pitch, int k_pitch) {
     o.each_chunk(size, [&](int mn, int k, unsigned address) {
-        unsigned short elements[8];
-        memcpy(elements, shared_pointer(address), 16);
-        for (int i = 0; i < 8; ++i) to[(mn + (o.transposed ? i : 0)) * mn_pitch + (k + (o.transposed ? 0 : i)) * k_pitch] = p.shape.to_float(elements[i]);
+        unsigned char chunk[16];
+        memcpy(chunk, shared_pointer(address), 16);
+        for (int i = 0; i < 16 / o.bytes; ++i) {
+            unsigned short bits = 0;
+            memcpy(&bits, chunk + i * o.bytes, o.bytes);
+            to[(mn + (o.transposed ? i : 0)) * mn_pitch + (k + (o.transposed ? 0 : i)) * k_pitch] = p.shape.to_float(bits);
+        }
     });
 }
 
-// Row and first column of the pair of accumulators 4 j + 2 h, and of the pair of A's elements 2 i + h.
+// Row and first column of the pair of accumulators 4 j + 2 h, and of the pair of A's elements 2 i + h, if these have 16 bits.
 int row_of(int thread, int h) { return 16 * (thread / 32) + thread % 32 / 4 + 8 * h; }
 int column_of(int thread, int j) { return 8 * j + thread % 4 * 2; }
 
 void multiply(const Product& p) {
-    const int n = p.shape.columns;
-    static float a[ROWS][STEP], b[STEP][256];
+    const int n = p.shape.columns, bytes = p.shape.bytes, depth = 32 / bytes, of_word = 4 / bytes;
+    static float a[ROWS][MOST_DEPTH], b[MOST_DEPTH][256];
     if (p.shape.a_in_registers) {
         for (int t = 0; t < THREADS; ++t)
             for (int r = 0; r < 4; ++r)
-                for (int e = 0; e < 2; ++e) a[row_of(t, r % 2)][column_of(t, r / 2) + e] = p.shape.to_float(p.a[t][r] >> 16 * e & 0xffff);
+                for (int e = 0; e < of_word; ++e) {
+                    const int column = (r / 2 * 4 + t % 4) * of_word + e;
+                    a[row_of(t, r % 2)][column] = p.shape.to_float(p.a[t][r] >> 8 * bytes * e & (1u << 8 * bytes) - 1);
+                }
     } else {
-        load_operand(p, operand(p.shape.a, p.shape.a_transposed, p.line), ROWS, a[0], STEP, 1);
+        load_operand(p, operand(p.shape.a, p.shape.a_transposed, bytes, p.line), ROWS, a[0], MOST_DEPTH, 1);
     }
-    load_operand(p, operand(p.shape.b, p.shape.b_transposed, p.line), n, b[0], 1, 256);
+    load_operand(p, operand(p.shape.b, p.shape.b_transposed, bytes, p.line), n, b[0], 1, 256);
     static float d[ROWS][256];
     for (int row = 0; row < ROWS; ++row) {
         std::fill(d[row], d[row] + n, 0.0f);
-        for (int k = 0; k < STEP; ++k)
+        for (int k = 0; k < depth; ++k)
             for (int column = 0; column < n; ++column) d[row][column] += a[row][k] * b[k][column];
     }
     for (int t = 0; t < THREADS; ++t)
