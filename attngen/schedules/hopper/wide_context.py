@@ -47,11 +47,7 @@ class HopperWide(Hopper):
         ]
 
     def context(self) -> dict[str, Any]:
-        return super().context() | {"half_slabs": self.own.half_slabs, "rate_of_bytes": self.products_of_byte()}
-
-    def products_of_byte(self) -> int:
-        """Products and additions for each byte of K and V that a block reads: of its rows, 2 bytes an element."""
-        return 2 * self.plan.block_q // self.spec.dtype.bytes
+        return super().context() | {"half_slabs": self.own.half_slabs, "output": self.own.output}
 
 
 RELEASES = {

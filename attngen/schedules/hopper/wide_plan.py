@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from attngen.plan.arch import Arch
 from attngen.plan.choices import choice, decided
@@ -20,6 +22,7 @@ from attngen.schedules.parts import wgmma
 from attngen.schedules.parts.wgmma import WARPGROUP_ROWS, slab_tiles, slabs
 from attngen.spec.attention import AttentionSpec
 
+Output = Literal["beside", "over"]  # Q: `templates/parts/hopper_wide/output_NAME_queries.j2`
 CONSUMERS = 2
 WARPS = 4 * (CONSUMERS + 1)
 # Of a thread of each warpgroup: multiples of 8, together those of the launch. The second consumer has neither S nor P.
@@ -67,10 +70,13 @@ class WidePlan(HopperPlan):
     half_slabs: int  # slabs of 64 columns of O of each consumer
     key_parts: int
     value_parts: int = choice("parts of tiles", _parts)
+    output: Output  # where O lies on its way to global memory
     weight_stages: int  # tiles of weights on their way from the first consumer to the second
 
 
-def buffers(facts: SpecFacts, tile: Tile, output_slabs: int = 1, weight_stages: int = 1) -> tuple[SharedBuffer, ...]:
+def buffers(
+    facts: SpecFacts, tile: Tile, output: Output = "over", output_slabs: int = 1, weight_stages: int = 1
+) -> tuple[SharedBuffer, ...]:
     spec = facts.spec
     t, kv, stages = spec.dtype.name, tile.block_kv, tile.stages
     of_k, of_v, half = key_parts(spec), value_parts(spec, tile), half_slabs(spec)
@@ -82,12 +88,13 @@ def buffers(facts: SpecFacts, tile: Tile, output_slabs: int = 1, weight_stages: 
     def words(name: str, shape: tuple[int, ...], use: str, element: str = "int") -> SharedBuffer:
         return SharedBuffer(name=name, element=element, shape=shape, use=use)
 
+    own_output = slab_tiles("O", t, (4 * CONSUMERS, output_slabs, 16), needs.OUTPUT_ROWS, read=None)
     return (
-        slab_tiles("Q", t, (d, WARPGROUP_ROWS), "the query rows"),
+        slab_tiles("Q", t, (d, WARPGROUP_ROWS), "the query rows", then="O" if output == "over" else ""),
         slab_tiles("K", t, (stages, of_k, d // of_k, kv), f"the keys {of_tiles} their columns"),
         slab_tiles("V", t, (stages, of_v, 2, half, kv // of_v), f"the values {of_tiles} their keys, each consumer's columns"),
         slab_tiles("WEIGHTS", t, (weight_stages, slabs(kv), WARPGROUP_ROWS), "P, for the second consumer"),
-        slab_tiles("O", t, (4 * CONSUMERS, output_slabs, 16), needs.OUTPUT_ROWS, read=None),
+        *([own_output] if output == "beside" else []),
         words("NOTICES", (weight_stages, 4 + WARPGROUP_ROWS), "what the second consumer does with O before", "float"),
         words("BARRIERS", (mbarriers,), "see the kernel", "mbarrier"),
         words("WORK_TILES", (2, len(WORK_TILE)), "which rows and head are current, and were before"),
@@ -114,14 +121,13 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> WidePlan:
     spec = facts.spec
     lanes_load, half = facts.bounds.per_tile or bool(facts.staged.keys), half_slabs(spec)
-    widths = [n for n in range(half, 0, -1) if half % n == 0]
-    room = [(out, stages) for out, stages in ((widths[0], 2), (1, 2), (1, 1)) if _fits(facts, arch, tile, out, stages)]
-    output_slabs, weight_stages = room[0]
+    output, output_slabs, weight_stages = next(out for out in outputs(spec) if _fits(facts, arch, tile, *out))
     return WidePlan(
         consumers=CONSUMERS,
         producer_registers=PRODUCER_REGISTERS,
         consumer_registers=SCORER_REGISTERS,
         q_in_registers=False,
+        output=output,
         output_slabs=output_slabs,
         row_sums=hopper.row_sums(facts, arch, tile),
         shift=facts.shift,
@@ -139,8 +145,19 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> WidePlan:
     )
 
 
-def _fits(facts: SpecFacts, arch: Arch, tile: Tile, output_slabs: int, weight_stages: int) -> bool:
-    return aligned(*buffers(facts, tile, output_slabs, weight_stages)) <= arch.shared_per_block
+def outputs(spec: AttentionSpec) -> Iterator[tuple[Output, int, int]]:
+    """Where O may lie, how many of its slabs a warp has there, and how many tiles of weights are beside it: the preferred ones
+    first. The consumers share the slabs of Q."""
+    half, of_q = half_slabs(spec), slabs(spec.head_dim) // CONSUMERS
+    widths = [n for n in range(half, 0, -1) if half % n == 0]
+    for stages in (2, 1):
+        yield from (("beside", n, stages) for n in dict.fromkeys((widths[0], 1)))
+    for stages in (2, 1):
+        yield from (("over", n, stages) for n in widths if n <= of_q)
+
+
+def _fits(facts: SpecFacts, arch: Arch, tile: Tile, output: Output, output_slabs: int, weight_stages: int) -> bool:
+    return aligned(*buffers(facts, tile, output, output_slabs, weight_stages)) <= arch.shared_per_block
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
@@ -165,7 +182,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         Decision("swizzle", "128 bytes", wgmma.WHY_SLABS),
         *hopper.staging_decisions(facts.staged, 0),
     )
-    made = buffers(facts, tile, own.output_slabs, own.weight_stages)
+    made = buffers(facts, tile, own.output, own.output_slabs, own.weight_stages)
     return planned(schedule, facts, arch, tile, decisions, made, own, staged=facts.staged, affine=affine)
 
 
