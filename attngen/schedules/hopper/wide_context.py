@@ -43,6 +43,12 @@ class HopperWide(Hopper):
             ConstantLine("K_PARTS", own.key_parts, "parts of a tile of K, by columns"),
             ConstantLine("V_PARTS", own.value_parts, "parts of a tile of V, by keys, each in two halves of its columns"),
             ConstantLine("FOLLOWER_REGISTERS", FOLLOWER_REGISTERS, "of a thread of the second consumer"),
+            ConstantLine(
+                "KEY_ARRIVALS", 32 if self.variant.key_vectors else 1, "lanes that fill the first part of a tile of K"
+            ),
+            ConstantLine(
+                "VISIT_READERS", int(bool(self.variant.classify)), "threads of the producer that read which tile is next"
+            ),
             ConstantLine("WEIGHT_STAGES", own.weight_stages, "tiles of weights on their way to the second consumer"),
         ]
 
