@@ -248,6 +248,8 @@ class HopperBackward(ByTma):
             "keys_by": "split" if self.own.split_products else "adding" if self.own.dq == "additions" else "keys",
             "of_keys": self.members(of_keys, True) if of_keys else None,
             "of_rows": self.members(of_rows, False) if of_rows else None,
+            "copies": "hopper_backward",
+            "row_chunks": "one_chunk",
             "adds_dq": self.own.dq == "additions",
             "last_part_is_smaller": self._last_fours < self.own.dq_registers // 4,
             "key_equations": [*pair, f"dV = sum of {'(D * P)^T' if kept else 'P^T'} dO,  dK = softmax_scale * sum of dS^T Q"],
