@@ -3,7 +3,7 @@
 from attngen.plan.plan import Schedule
 from attngen.schedules.fused_mma.backward import FUSED_MMA_BACKWARD
 from attngen.schedules.fused_simt.backward import FUSED_SIMT_BACKWARD
-from attngen.schedules.hopper_backward import HOPPER_BACKWARD
+from attngen.schedules.hopper_backward import HOPPER_BACKWARD, HOPPER_WIDE_BACKWARD
 from attngen.schedules.naive.backward import NAIVE_BACKWARD
 from attngen.schedules.tiled.backward import TILED_BACKWARD
 
@@ -14,4 +14,5 @@ BACKWARD_SCHEDULES: tuple[Schedule, ...] = (
     FUSED_MMA_BACKWARD,
     FUSED_SIMT_BACKWARD,
     HOPPER_BACKWARD,
+    HOPPER_WIDE_BACKWARD,
 )
