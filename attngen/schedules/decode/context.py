@@ -18,6 +18,7 @@ from attngen.schedules.parts.tma_context import box_constant, box_rows, slabs_of
 # indices of a thread's rows: each if a function has one of these arguments
 ROW_INDICES = {"q_idx": {"q_idx", "q_first"}, "h_idx": {"h_idx"}}
 JOINING = 128  # threads of a block that joins splits: each has four columns of O, of some of the splits
+VALUES_BEGIN = "the column of K that is the first of V"
 JOINING_WIDE = 512  # the same of heads that leave too few groups
 
 
@@ -42,11 +43,6 @@ class Decode(ByMma):
     def key_tensors(self) -> str:
         """Those that hold keys and values."""
         return "K" if self.own.v_in_k else "KV"
-
-    @property
-    def of_block(self) -> bool:
-        """Whether a tile is the block's, and its warps have columns of O."""
-        return self.own.warps_have == "columns"
 
     def kernels(self) -> dict[str, KernelText]:
         return {"split": self.split_kernel(), "join": self.join_kernel()}
@@ -96,55 +92,19 @@ class Decode(ByMma):
         of_heads = [f for f in (v.kv_range, v.classify) if f is not None and "h_idx" in f.arguments]
         of_pairs = {a for f in (*v.of_scores, v.mask) if f is not None for a in f.arguments}
         return super().context() | {
-            "warps_have": self.own.warps_have,
             "values_by": "values_in_keys" if self.own.v_in_k else "values_beside_keys",
             "key_tensors": self.key_tensors,
-            **(self._of_block() if self.of_block else {}),
             "head_ranges": bool(of_heads),
             "reads_ahead": self.by_tma and self.spec.kernel.is_paged and v.classify is None,
             "row_indices": [i for i, read in ROW_INDICES.items() if read & of_pairs],
-        }
-
-    def _of_block(self) -> dict[str, Any]:
-        """What differs where warps have columns of O."""
-        return {
-            "weights_by": "split_weights_in_shared" if self.own.split else "weights_in_shared",
-            "sums_of_o": "O_frag[O_BLOCKS]",
-            "odd_v": False,  # the columns of a warp are whole sixteens
         }
 
     @property
     def joining(self) -> int:
         return JOINING_WIDE if self.of_block else JOINING
 
-    @property
-    def v_width(self) -> str:
-        return "V_WIDTH" if self.of_block else super().v_width
-
     def v_stride(self, pad: str) -> str:
         return "K_STRIDE" if self.own.v_in_k else super().v_stride(pad)
-
-    @property
-    def v_step(self) -> int:
-        return MMA_ROWS * self.plan.warps if self.of_block else super().v_step
-
-    @property
-    def warp_part(self) -> tuple[str, str]:
-        return ("V_COLUMNS", "KEYS") if self.of_block else super().warp_part
-
-    def shares(self) -> list[ConstantLine]:
-        """The parts of a tile that warps have."""
-        plan = self.plan
-        pad, begin = self.own.chunk, (self.spec.values or (0, 0))[0]
-        return [
-            ConstantLine("ROW_WARPS", shares.row_warps(plan.tile), "warps that compute scores of other rows"),
-            ConstantLine("KEY_WARPS", shares.key_warps(plan.tile), "and of other keys"),
-            ConstantLine("KEYS", "BLOCK_KV / KEY_WARPS", "of a tile, of which a warp computes scores"),
-            ConstantLine("V_COLUMNS", "V_WIDTH / WARPS", "columns of O of a warp"),
-            ConstantLine("O_BLOCKS", "BLOCK_Q / 16", "blocks of 16 rows of O, of which a warp has columns"),
-            ConstantLine("P_STRIDE", f"BLOCK_KV + {pad}"),
-            *([ConstantLine("VALUES_BEGIN", begin, "the column of K that is the first of V")] if self.own.v_in_k else []),
-        ]
 
     def constants(self) -> list[ConstantLine]:
         plan = self.plan
@@ -160,10 +120,15 @@ class Decode(ByMma):
             *self.slack(),
             *self.blocks(),
             *self.split_constants(),
-            *(self.shares() if self.of_block else []),
+            *self.shares(),
+            *(
+                [ConstantLine("VALUES_BEGIN", self.spec.values[0], VALUES_BEGIN)]
+                if self.own.v_in_k and self.spec.values
+                else []
+            ),
             *slabs_of(self.spec),
             box_constant(plan),
-            *self.operand_constants(shares.row_warps(plan.tile), "QK_WIDTH", pads_keys=not self.by_tma),
+            *self.operand_constants(1, "QK_WIDTH", pads_keys=not self.by_tma),
             ConstantLine("O_STRIDE", f"{self.v_width} + {OUTPUT_PAD}", "of sums of O, in the memory of K and V"),
             ConstantLine("QUADS", "HEAD_DIM_V / 4", "of neighbouring columns of O"),
             ConstantLine("JOINING", self.joining, "threads of a block that joins splits"),

@@ -9,7 +9,7 @@ from attngen.plan.own import Copies
 from attngen.plan.shared_memory import COLUMN, NEITHER, SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.schedules.decode import shares
-from attngen.schedules.parts import mma
+from attngen.schedules.parts import mma, tile_of_block
 from attngen.schedules.parts.mma import chunk, operands, padded_head_dim
 from attngen.schedules.parts.wgmma import slab_tiles, slabs
 from attngen.spec.attention import AttentionSpec
@@ -27,21 +27,17 @@ def buffers(facts: SpecFacts, copies: Copies, tile: Tile) -> tuple[SharedBuffer,
         name="BARRIERS", element="mbarrier", shape=(*own, tile.stages), use="of each stage: its tiles have arrived"
     )
     q = SharedBuffer(name="Q", element=element, shape=(tile.block_q, d), use="the block's rows", pad=pad, read=COLUMN)
-    p = SharedBuffer(
-        name="P", element=element, shape=(tile.block_q, tile.block_kv), use="the weights of a tile", pad=pad, read=COLUMN
-    )
     kv: tuple[SharedBuffer, ...] = key_buffers(spec, copies, tile)
     by_tma = copies == "tma"
     rows = tile.block_q * (tile.warps if apart else 1)
-    sums = rows * (shares.width(spec, tile.warps) + OUTPUT_PAD) * 4
+    sums = rows * (tile_of_block.width(spec, tile) + OUTPUT_PAD) * 4
     under_sums = kv if apart else (*kv, q)
     if (missing := sums - sum(b.bytes for b in under_sums)) > 0:  # narrow keys of 8 bits have no room for the sums of O
         kv = (*kv, SharedBuffer(name="MORE", element="byte", shape=(missing,), use="the end of the sums of O, after K and V"))
     return (
         *((*kv, q) if by_tma else (q, *kv)),  # slabs begin at multiples of 1024 bytes
-        *([] if apart else [p]),
         *([visited] if facts.bounds.per_tile else []),
-        *row_state(spec, tile),
+        *(row_state(spec, tile) if apart else tile_of_block.buffers(spec, tile)),
         *([barriers] if by_tma else []),
     )
 
@@ -53,7 +49,7 @@ def owners(spec: AttentionSpec, tile: Tile) -> tuple[int, ...]:
 
 def key_buffers(spec: AttentionSpec, copies: Copies, tile: Tile) -> tuple[SharedBuffer, ...]:
     """The stages of K and of V: slabs of columns, or padded rows. Values that are a part of keys have none."""
-    element, d, dv = spec.dtypes["k"].name, padded_head_dim(spec), shares.width(spec, tile.warps)
+    element, d, dv = spec.dtypes["k"].name, padded_head_dim(spec), tile_of_block.width(spec, tile)
     own = owners(spec, tile)
     of_k, of_v = (f"the {what} of {tile.stages} tiles{' of each warp' if own else ''}" for what in ("keys", "values"))
     if copies == "tma":
@@ -64,16 +60,11 @@ def key_buffers(spec: AttentionSpec, copies: Copies, tile: Tile) -> tuple[Shared
         v_read = NEITHER if operands(spec).split else COLUMN
         k = SharedBuffer(name="K", element=element, shape=(*shape, d), use=of_k, pad=pad, read=COLUMN)
         v = SharedBuffer(name="V", element=element, shape=(*shape, dv), use=of_v, pad=pad, read=v_read)
-    return (k,) if shares.values_in_keys(spec, copies, tile.warps) else (k, v)
+    return (k,) if shares.values_in_keys(spec, copies, tile) else (k, v)
 
 
 def row_state(spec: AttentionSpec, tile: Tile) -> Iterator[SharedBuffer]:
-    """What the warps of a block tell each other of a row: in the end, or with columns of O of their own in each tile."""
-    if spec.normalize != "softmax":
-        return
-    of_block = shares.warps_have(spec) == "columns"
-    parts = shares.key_warps(tile) if of_block else tile.warps
-    yield SharedBuffer(name="MAX", element="float", shape=(parts, tile.block_q), use="the maximum of each warp's keys")
-    yield SharedBuffer(name="SUM", element="float", shape=(parts, tile.block_q), use="the sum of their weights")
-    if of_block:
-        yield SharedBuffer(name="ALPHA", element="float", shape=(tile.block_q,), use="what a tile multiplies earlier sums by")
+    """What the warps of a block tell each other of a row in the end."""
+    if spec.normalize == "softmax":
+        yield SharedBuffer(name="MAX", element="float", shape=(tile.warps, tile.block_q), use="the maximum of each warp's keys")
+        yield SharedBuffer(name="SUM", element="float", shape=(tile.warps, tile.block_q), use="the sum of their weights")

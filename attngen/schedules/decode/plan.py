@@ -21,6 +21,7 @@ from attngen.schedules.decode import memory, shares
 from attngen.schedules.decode.registers import room
 from attngen.schedules.parts import mma
 from attngen.schedules.parts.mma import MMA_ROWS, operands
+from attngen.schedules.parts.tile_of_block import width
 from attngen.schedules.parts.wgmma import SLAB
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP8_DTYPES
@@ -47,7 +48,6 @@ SHAPES_OF_BLOCK = ((64, 2), (32, 4), (32, 3), (32, 2), (16, 4), (16, 3), (16, 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan(mma.MmaPlan):
-    warps_have: shares.WarpsHave  # what each warp of a block has for itself
     v_in_k: bool = choice("V", {True: ("in the tiles of K", shares.WHY_IN_KEYS)})
     splits: Splits  # how many blocks the keys of a tile of rows are split over
     early: bool = choice("launch", {True: ("programmatic dependent launch", WHY_EARLY)})  # a kernel starts while another runs
@@ -210,8 +210,8 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         spec,
         tile,
         warps_have=shares.warps_have(spec),
-        v_in_k=shares.values_in_keys(spec, copies, tile.warps),
-        v_width=shares.width(spec, tile.warps),
+        v_in_k=shares.values_in_keys(spec, copies, tile),
+        v_width=width(spec, tile),
         splits=splits_of(spec, tile),
         copies=copies,
         q_in_registers=holds,

@@ -15,6 +15,7 @@ from attngen.plan.tile import Tile
 from attngen.plan.variants import SPECS, Variant, variant
 from attngen.schedules.decode import shares
 from attngen.schedules.parts.mma import MMA_ROWS, OPERAND_STATEMENTS, counted_head_size, operands
+from attngen.schedules.parts.tile_of_block import columns
 
 KEYS = (32, 64)  # keys of the tiles that are compiled
 WARPS = STAGES = 2  # in these tiles: others take as many registers, a few more or less
@@ -46,7 +47,7 @@ def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_r
 def _columns(facts: SpecFacts, tile: Tile, q_in_registers: bool) -> int:
     """What counts of a spec's head sizes: the columns of O that a thread has a share of, in as many blocks of 16 rows."""
     if shares.warps_have(facts.spec) == "columns":
-        return shares.row_warps(tile) * shares.width(facts.spec, tile.warps) // tile.warps
+        return columns(facts.spec, tile)
     return counted_head_size(facts, q_in_registers)
 
 

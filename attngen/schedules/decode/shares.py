@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from attngen.plan.own import Copies
-from attngen.plan.plan import LARGEST_HEAD
 from attngen.plan.tile import Tile
-from attngen.schedules.parts.mma import MMA_ROWS, operands, width_of_v
+from attngen.schedules.parts.mma import MMA_ROWS, WarpsHave, operands
+from attngen.schedules.parts.tile_of_block import WHY_COLUMNS, is_shared, width
 from attngen.schedules.parts.wgmma import SLAB
 from attngen.spec.attention import AttentionSpec
 
-WarpsHave = Literal["keys", "columns"]  # `templates/parts/decode/warps_have_NAME.j2`
 # Rows of a block whose warps have columns, and its warps: of 512 columns, a thread has 64 registers of sums, or 128. Groups of
 # so many query heads have more rows, which read keys less often
 BLOCKS = {64: 8, 32: 4, 16: 4}
 OWNERS: dict[WarpsHave, str] = {"keys": "a warp", "columns": "the block"}
 WHY_WARPS: dict[WarpsHave, str] = {
     "keys": "each has its own keys, stages and sums: no warp waits for another before the end",
-    "columns": "each has its own columns of O, as a thread has no registers for all; weights are handed on in shared memory",
+    "columns": WHY_COLUMNS,
 }
 WHY_IN_KEYS = "V is a part of K: its columns are copied once, and read as keys and as values"
 
 
 def warps_have(spec: AttentionSpec) -> WarpsHave:
-    return "columns" if max(spec.head_dim, spec.head_dim_v) > LARGEST_HEAD else "keys"
-
-
-def key_warps(tile: Tile) -> int:
-    """Parts of a tile's keys, each of a warp: of 16 keys, or more if there are fewer warps than such parts."""
-    return min(tile.block_kv // MMA_ROWS, tile.warps // row_warps(tile))
-
-
-def row_warps(tile: Tile) -> int:
-    """Parts of a tile's rows, each of a warp."""
-    return tile.block_q // MMA_ROWS
+    return "columns" if is_shared(spec) else "keys"
 
 
 def blocks(spec: AttentionSpec, copies: Copies) -> dict[int, int]:
@@ -53,16 +40,10 @@ def group_of(spec: AttentionSpec) -> int:
     return spec.q_heads // max(spec.kv_heads, 1) if spec.q_heads and spec.kv_heads is not None else 1
 
 
-def width(spec: AttentionSpec, warps: int) -> int:
-    """The columns of V in shared memory: where warps have columns, whole sixteens of each."""
-    step = MMA_ROWS * warps
-    return width_of_v(spec) if warps_have(spec) == "keys" else -(-spec.head_dim_v // step) * step
-
-
-def values_in_keys(spec: AttentionSpec, copies: Copies, warps: int) -> bool:
+def values_in_keys(spec: AttentionSpec, copies: Copies, tile: Tile) -> bool:
     """Whether the tile of K is read as that of V too: V begins where a slab or a chunk of K does, and no zeros are added to it.
     Rotated keys are other numbers than values."""
     if spec.values is None or warps_have(spec) == "keys" or spec.rotary is not None:
         return False
     begins = SLAB if copies == "tma" else MMA_ROWS
-    return spec.values[0] % begins == 0 and width(spec, warps) == spec.head_dim_v
+    return spec.values[0] % begins == 0 and width(spec, tile) == spec.head_dim_v

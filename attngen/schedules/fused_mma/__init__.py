@@ -1,6 +1,6 @@
 """The schedule `fused_mma`, as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import WIDEST_HEAD, Schedule
 from attngen.plan.register_table import PORTABLE, Measured
 from attngen.schedules.fused_mma import plan, registers, shown
 from attngen.schedules.fused_mma.context import FusedMma
@@ -11,6 +11,7 @@ FUSED_MMA = Schedule(
     keyword="fused",
     summary="Fused on tensor cores, sm_80 and later: mma.sync, ldmatrix and cp.async; fp16, bf16, and fp32 as split operands.",
     propose=plan.propose,
+    largest_head=WIDEST_HEAD,
     why_not=plan.why_not,
     needs=NEEDED,
     tiles=plan.tiles,

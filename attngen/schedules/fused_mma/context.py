@@ -32,6 +32,8 @@ class FusedMma(ByMma):
             *self.slack(),
             *self.blocks(),
             *self.split_constants(),
+            *([ConstantLine("WARPS", self.plan.warps)] if self.of_block else []),
+            *self.shares(),
             HALF_KV,
             *self.operand_constants(self.plan.warps, "QK_WIDTH" if own.qk_width >= own.v_width else self.v_width),
         ]

@@ -7,7 +7,9 @@ from attngen.plan.captured_staging import NOTHING, Staged
 from attngen.plan.facts import SpecFacts
 from attngen.plan.shared_memory import COLUMN, DROPOUT, NEITHER, WORK_TILE, SharedBuffer, aligned
 from attngen.plan.tile import Tile
-from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim, width_of_v
+from attngen.schedules.parts import tile_of_block
+from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim
+from attngen.schedules.parts.tile_of_block import width
 from attngen.spec.attention import AttentionSpec
 
 RANDOM_REGISTERS = 16  # for dropout: the words of a call of Philox, and what they become
@@ -17,14 +19,14 @@ WHY_IDLE = {True: ("not all", "the 16-byte chunks of a row do not divide the num
 
 
 def row_blocks(tile: Tile) -> int:
-    """Blocks of 16 rows that a warp computes."""
-    return tile.block_q // (MMA_ROWS * tile.warps)
+    """Blocks of 16 rows of which a warp computes scores; warps that share a tile have one each."""
+    return max(tile.block_q // (MMA_ROWS * tile.warps), 1)
 
 
 def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
     spec = facts.spec
     q, kv, stages, own = tile.block_q, tile.block_kv, tile.stages, staged_of(facts, tile)
-    d, dv, v_read = padded_head_dim(spec), width_of_v(spec), NEITHER if operands(spec).split else COLUMN
+    d, dv, v_read = padded_head_dim(spec), width(spec, tile), NEITHER if operands(spec).split else COLUMN
     tiles = "one tile" if stages == 1 else f"{stages} tiles"
 
     def rows(name: str, shape: tuple[int, ...], use: str, read: str = COLUMN, then: str = "") -> SharedBuffer:
@@ -39,6 +41,7 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
         *([generator] if spec.dropout is not None else []),
         *([classified_tiles(tile)] if facts.bounds.per_tile else []),
         *([own.buffer(kv)] if own.keys else []),
+        *(tile_of_block.buffers(spec, tile) if tile_of_block.is_shared(spec) else []),
     )
 
 
@@ -56,9 +59,9 @@ def staged_of(facts: SpecFacts, tile: Tile) -> Staged:
     return own if fits and not any(e.in_score for e in own.elements) else NOTHING
 
 
-def copiers(spec: AttentionSpec) -> int:
+def copiers(spec: AttentionSpec, tile: Tile) -> int:
     """Threads that copy a row of a tile: one for each of its chunks."""
-    return max(padded_head_dim(spec), width_of_v(spec)) // chunk(spec)
+    return max(padded_head_dim(spec), width(spec, tile)) // chunk(spec)
 
 
 def shared_bytes(facts: SpecFacts, tile: Tile) -> int:

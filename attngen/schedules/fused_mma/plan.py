@@ -17,8 +17,9 @@ from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_dec
 from attngen.plan.variants import of_pairs, reads_pairs
 from attngen.schedules.fused_mma import needs
 from attngen.schedules.fused_mma.registers import may_hold_q, room, variant
-from attngen.schedules.parts import mma
-from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim, q_registers, width_of_v
+from attngen.schedules.parts import mma, tile_of_block
+from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands, padded_head_dim, q_registers
+from attngen.schedules.parts.tile_of_block import is_shared, width
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Gather, walk
 from attngen.spec.print_attn import expression_to_text
@@ -48,6 +49,18 @@ POSSIBLE = tuple(
     for kv in (128, 64, 32, 16)
     for stages in (1, 2)
 )
+# Where the warps of a block share its tiles. Many rows read keys less often; split operands need registers for them
+PREFERRED_SHARED = tuple(
+    Tile(q, kv, 1, warps) for q, kv, warps in ((64, 64, 8), (64, 32, 8), (32, 32, 4), (32, 16, 4), (16, 32, 4), (16, 16, 4))
+)
+PREFERRED_SHARED_SPLIT = tuple(Tile(q, kv, 1, warps) for q, kv, warps in ((32, 16, 8), (16, 16, 4)))
+POSSIBLE_SHARED = tuple(
+    Tile(q, kv, stages, warps) for q, warps in ((64, 8), (32, 8), (32, 4), (16, 4)) for kv in (64, 32, 16) for stages in (1, 2)
+)
+WARPS_HAVE: dict[mma.WarpsHave, str] = {
+    "rows": "{rows} rows each: no warp needs the scores of another{shared}",
+    "columns": tile_of_block.WHY_COLUMNS,
+}
 WEIGHING = {"softmax": "the softmax and ", "sigmoid": "the sigmoid and ", "none": ""}  # what comes before P V
 WHY_BETWEEN = "issued when the first products of a tile are queued: the tensor cores work while addresses are computed"
 WHY_SUMMED = "added to O in fp32: the tensor cores truncate sums, and errors of one sign add up"
@@ -66,12 +79,18 @@ class FusedMmaPlan(mma.MmaPlan):
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
-    return mma.lacks(facts.spec, arch)
+    if reason := mma.lacks(facts.spec, arch):
+        return reason
+    if is_shared(facts.spec):
+        least = preferred_tiles(facts)[-1]
+        lacking = cost(facts, arch, least).why_not(arch, 32 * least.warps)
+        return lacking and f"its smallest tile {lacking}"
+    return ""
 
 
 def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
     registers = room(facts, arch, tile, facts.spec.kernel.q == "registers")
-    return Cost(needs.shared_bytes(facts, tile), registers, threads=needs.copiers(facts.spec))
+    return Cost(needs.shared_bytes(facts, tile), registers, threads=needs.copiers(facts.spec, tile))
 
 
 def blocks_told(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
@@ -92,6 +111,8 @@ def is_roomy(facts: SpecFacts, arch: Arch, tile: Tile) -> bool:
 def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
     """The tiles to try, the fastest first, as measured by `attngen tune`."""
     spec = facts.spec
+    if is_shared(spec):
+        return PREFERRED_SHARED_SPLIT if operands(spec).split else PREFERRED_SHARED
     if not operands(spec).split:
         if reads_pairs(spec):
             return (*PREFERRED_FOR_PAIRS, *PREFERRED)
@@ -115,8 +136,13 @@ def one_stage_because(facts: SpecFacts, arch: Arch, tile: Tile) -> str:
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles that fit and give an SM at least four warps, one for each of its schedulers."""
-    fit = fitting(arch, (*preferred_tiles(facts), *POSSIBLE), lambda t: cost(facts, arch, t))
+    fit = fitting(arch, (*preferred_tiles(facts), *possible_tiles(facts)), lambda t: cost(facts, arch, t))
     return tuple(t for t in fit if t.warps * needs.blocks_of_an_sm(facts, arch, t) >= 4)
+
+
+def possible_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
+    """The tiles that may be stated."""
+    return POSSIBLE_SHARED if is_shared(facts.spec) else POSSIBLE
 
 
 def copies_between_steps(spec: AttentionSpec, tile: Tile) -> bool:
@@ -129,7 +155,7 @@ def copies_between_steps(spec: AttentionSpec, tile: Tile) -> bool:
 
 def idle_copiers(spec: AttentionSpec, tile: Tile) -> bool:
     """Whether some threads copy nothing: the chunks of a row of 16-bit numbers do not divide the number of threads."""
-    widths = (padded_head_dim(spec), width_of_v(spec))
+    widths = (padded_head_dim(spec), width(spec, tile))
     return not operands(spec).split and any(32 * tile.warps % (width // chunk(spec)) for width in widths)
 
 
@@ -137,7 +163,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     spec = facts.spec
     preferred = preferred_tiles(facts)
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(facts, arch, t)]
-    tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(facts, arch, t))
+    tile = pick_tile(spec, arch, (*roomy, *preferred), possible_tiles(facts), lambda t: cost(facts, arch, t))
     fastest = "the fastest measured tile " + (
         "of which" if tile in roomy and not operands(spec).split else "that fits registers and shared memory;"
     )
@@ -148,7 +174,9 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
 def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, holds: bool, why: str = "") -> Plan:
     """The plan of a tile that fits; `holds`: Q stays in registers."""
     spec, stages = facts.spec, tile.stages
-    staged = replace(needs.staged_of(facts, tile), pairs=pair_elements(spec).pairs)
+    have: mma.WarpsHave = "columns" if is_shared(spec) else "rows"
+    pairs = pair_elements(spec).pairs if have == "rows" else ()  # a thread reads those of its own rows
+    staged = replace(needs.staged_of(facts, tile), pairs=pairs)
     numbers = operands(spec)
     pad, t = chunk(spec), spec.dtype.name
     between = copies_between_steps(spec, tile)
@@ -162,6 +190,8 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
         spec,
         tile,
         q_in_registers=holds,
+        warps_have=have,
+        v_width=width(spec, tile),
         copies_between_steps=between,
         idle_copiers=idle_copiers(spec, tile),
         unrolled=1,  # more would take registers; other warps fill the time that a product takes
@@ -172,7 +202,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
         *score_decisions(facts),
         *decided(own, facts, "split"),
         tile_decision(spec, tile, why + room_for),
-        Decision("warps", str(tile.warps), f"{rows} rows each: no warp needs the scores of another{shared}"),
+        Decision("warps", str(tile.warps), WARPS_HAVE[have].format(rows=rows, shared=shared)),
         Decision("stages", str(stages), why_stages, origin_of(spec.kernel.stages)),
         Decision("Q", "in registers" if holds else "in shared memory", _why_q(spec, tile, holds), origin_of(spec.kernel.q)),
         *decided(own, facts, "copies_between_steps", "idle_copiers"),

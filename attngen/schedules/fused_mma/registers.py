@@ -15,6 +15,7 @@ from attngen.plan.tile import Tile
 from attngen.plan.variants import DOCUMENTS, SPECS, without_dropout
 from attngen.schedules.fused_mma.needs import RANDOM_REGISTERS, row_blocks, staged_of
 from attngen.schedules.parts.mma import OPERAND_STATEMENTS, counted_head_size, operands
+from attngen.schedules.parts.tile_of_block import columns, is_shared
 
 # The variants of which the table has rows, and those whose elements of keys are staged in shared memory.
 Row = Literal["closed", "closed,more", "keys", "keys,more", "staged", "staged,more", "distances", "pairs", "divided"]
@@ -65,6 +66,8 @@ def variant(facts: SpecFacts, tile: Tile) -> Row:
 
 def room(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool = False) -> Counted:
     rows, split, size = 16 * row_blocks(tile), operands(facts.spec).split, counted_head_size(facts, q_in_registers)
+    if is_shared(facts.spec):  # a warp has scores of few keys beside its columns
+        return Counted(0 if q_in_registers else LARGEST_HEAD, columns(facts.spec, tile))
     if facts.spec.dropout is not None:
         size = min(size + 2 * RANDOM_REGISTERS // row_blocks(tile), LARGEST_HEAD)  # as many columns of O
     if split and tile.block_kv <= SMALLEST_KEYS:
@@ -82,6 +85,8 @@ def room(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool = False)
 def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool) -> Spilled:
     numbers, q = operands(facts.spec).split or "16-bit", "registers" if q_in_registers else "shared"
     kind = variant(facts, tile) + (",dropout" if facts.spec.dropout is not None else "")
+    if is_shared(facts.spec):
+        return spilled_kernel(kind, numbers, tile, "columns", columns(facts.spec, tile), arch)
     return spilled_kernel(kind, numbers, tile, q, counted_head_size(facts, q_in_registers), arch)
 
 

@@ -52,7 +52,6 @@ class Fused(File):
             "large_scores": self.large_scores,
             "keeps_limits": self.plan.schedule.is_warp_specialized,
             "sums_of_o": "O_frag",
-            "warps_have": "rows",
             "heaviest_rounded": False,
             "adaptive_threshold": False,
             "work_tile": WORK_TILE,

@@ -19,6 +19,7 @@ CHUNK_BYTES = 16  # what a lane copies at once; a row in shared memory is padded
 
 
 Split = Literal["", "tf32", "bf16"]
+WarpsHave = Literal["rows", "keys", "columns"]  # `templates/parts/SCHEDULE/warps_have_NAME.j2`
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class MmaPlan(Own):
     """What forwards by mma.sync choose alike beside their tile, and the widths of their tiles in elements."""
 
     q_in_registers: bool
+    warps_have: WarpsHave  # what each warp of a block has for itself
     split: Split = choice("products", lambda own, facts: of_products(facts.spec))  # the two parts of a number, if it is split
     summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
     unrolled: int  # steps over the head size that are in one round of the loop over them; of split numbers
