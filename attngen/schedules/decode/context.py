@@ -11,7 +11,6 @@ from attngen.emit.program import Axis, PackedTiles, Parameter, Several
 from attngen.schedules.decode import shares
 from attngen.schedules.decode.memory import OUTPUT_PAD
 from attngen.schedules.decode.plan import DecodePlan
-from attngen.schedules.parts.mma import MMA_ROWS
 from attngen.schedules.parts.mma_context import ByMma
 from attngen.schedules.parts.tma_context import box_constant, box_rows, slabs_of
 
