@@ -14,7 +14,8 @@ from attngen.emit.kernel_text import KernelText, signature_lines
 from attngen.emit.primitives import with_primitives
 from attngen.emit.program import Axis, Extent, KernelEntry, Parameter, Product, Program, Sum, Tensor, free
 from attngen.emit.rotation import THREADS, Rotation, chunk
-from attngen.spec.dtypes import DType
+from attngen.plan.arch import ARCHES, Feature
+from attngen.spec.dtypes import FP8_DTYPES, DType
 
 LETTERS = {
     **dict.fromkeys(("batch", "pages"), "b"),
@@ -35,6 +36,9 @@ class Append:
     """Rows to append. K, V and the caches are [batch, length, heads, size] of `dtype`; in pages, a cache is [pages, page_size,
     heads, size].
 
+    A cache of another type, `cache`, is one of 8 bits: rows are divided by scales [batch, new_len, kv_heads] and rounded to
+    nearest, ties to even. What is beyond its largest number becomes that number; NaN stays NaN.
+
     The first `rotary_dim` elements of rows of K, and of Q, are rotated by tables of `angles`: 0 rotates none. Pairs are
     neighbours if `interleaved`, else elements of the two halves. `q_at` says where rows of Q stand.
     """
@@ -47,6 +51,12 @@ class Append:
     interleaved: bool = False
     q_at: PlaceOfRows = "new rows"
     angles: DType | None = None  # the type of cosines and sines, if anything is rotated
+    cache: DType | None = None  # the type of the caches, if it is another
+
+    @property
+    def cached(self) -> DType:
+        """The type of the caches."""
+        return self.cache or self.dtype
 
     @property
     def rotation(self) -> Rotation | None:
@@ -58,7 +68,8 @@ class Append:
     @property
     def name(self) -> str:
         where = "pages" if self.paged else "cache"
-        return f"append_to_{where}_{self.dtype}_{self.head_dim}" + (f"_rotary_{self.rotary_dim}" if self.rotary_dim else "")
+        to = f"_{self.cache}" if self.cache else ""
+        return f"append_to_{where}{to}_{self.dtype}_{self.head_dim}" + (f"_rotary_{self.rotary_dim}" if self.rotary_dim else "")
 
 
 def append_program(append: Append, arch: str, comments: Comments = "brief") -> Program:
@@ -75,6 +86,10 @@ def append_program(append: Append, arch: str, comments: Comments = "brief") -> P
         "T": append.dtype.cuda,
         "A": append.angles.cuda if append.angles else "",
         "from_float": f"to_{append.dtype}",
+        "C": append.cached.cuda,
+        "rows_are": "quantized" if append.cache else "copied",
+        "stored": f"{append.cache}({{0}} / {{1}}_scale[b, i, h])" if append.cache else "{0}",
+        "rotated_to": "auto" if append.cache else f"{append.dtype.cuda}*",
         "rotation": rotation,
         "q_position": POSITIONS[append.q_at],
         "paged": append.paged,
@@ -86,8 +101,16 @@ def append_program(append: Append, arch: str, comments: Comments = "brief") -> P
         "moved": [("K", "PARTS"), ("V", "V_PARTS")],
     }
     text = environment().get_template("kernels/append.cu.j2").render(context)
-    text = with_primitives(text, {"to_float": {append.dtype.name, append.angles.name}} if append.angles else {})
+    text = with_primitives(text, _forms(append, arch))
     return Program(append.name, at_level(text, comments), arch, (entry,), tuple(tensors.values()))
+
+
+def _forms(append: Append, arch: str) -> dict[str, set[str]]:
+    """The primitives of several forms that the file may have."""
+    way = "cvt" if ARCHES[arch].has(Feature.CVT_E4M3) else "bits"
+    own = {append.dtype.name} if append.cache else set()
+    angles = {append.dtype.name, append.angles.name} if append.angles else set()
+    return {"to_float": own | angles} | {f"quantize_{t}": {way} if t is append.cache else set() for t in FP8_DTYPES}
 
 
 def constants(append: Append) -> list[ConstantLine]:
@@ -108,6 +131,7 @@ def _tensors(append: Append) -> list[Tensor]:
     t, q_heads, kv_heads = append.dtype.name, free("q_heads"), free("kv_heads")
     sizes = {"K": Axis("head_dim", append.head_dim), "V": Axis("head_dim_v", append.head_dim_v)}
     layout: tuple[int, bool] = (ROW_ALIGNMENT, True)
+    of_cache = (ROW_ALIGNMENT * append.cached.bytes // append.dtype.bytes, True)  # as many elements as of a new row
     place = (free("pages"), free("page_size")) if append.paged else (free("batch"), free("cache_len"))
     rows = (free("batch"), free("q_len"), q_heads, sizes["K"])
     tensors = [
@@ -117,6 +141,9 @@ def _tensors(append: Append) -> list[Tensor]:
         ),
         Tensor("lengths", "input", "int32", (free("batch"),), "lengths"),
     ]
+    if append.cache is not None:
+        scaled = (free("batch"), free("new_len"), kv_heads)
+        tensors += [Tensor(f"{n}_scale", "input", "fp32", scaled, f"{n}_scale", broadcasts=True) for n in "kv"]
     if append.paged:
         tensors.append(Tensor("page_table", "input", "int32", (free("batch"), free("max_pages")), "page_table"))
     if append.angles is not None:
@@ -124,7 +151,8 @@ def _tensors(append: Append) -> list[Tensor]:
         tensors += [Tensor(n, "input", append.angles.name, table, n, unit_stride=True) for n in ("cosines", "sines")]
         tensors.append(Tensor("Q", "input", t, rows, "q", *layout))
     tensors += [
-        Tensor(f"{n}_cache", "output", t, (*place, kv_heads, size), f"{n.lower()}_cache", *layout) for n, size in sizes.items()
+        Tensor(f"{n}_cache", "output", append.cached.name, (*place, kv_heads, size), f"{n.lower()}_cache", *of_cache)
+        for n, size in sizes.items()
     ]
     tensors.append(Tensor("lengths_after", "output", "int32", (free("batch"),), "lengths_after", unit_stride=True))
     if append.angles is not None:
@@ -133,7 +161,7 @@ def _tensors(append: Append) -> list[Tensor]:
 
 
 def _parameters(append: Append, tensors: dict[str, Tensor]) -> list[Parameter]:
-    ctypes = {append.dtype.name: append.dtype.cuda, "int32": "int"}
+    ctypes = {append.dtype.name: append.dtype.cuda, append.cached.name: append.cached.cuda, "fp32": "float", "int32": "int"}
     if append.angles is not None:
         ctypes[append.angles.name] = append.angles.cuda
     pointers = [data(t.name, ctypes[t.dtype], writable=t.is_written) for t in tensors.values()]

@@ -200,6 +200,7 @@ class File(KernelMaker):
         return {
             "rotating": rotating_kernels(self),
             "rotation": rotation,
+            "rows_are": "copied",
             "rotary_text": rotary_to_text(self.spec.rotary) if self.spec.rotary is not None else "",
             "numbers_of_rotation": [chunk(self.spec.dtype), *rotation.constants(), threads],
             "A": rotation.angles.cuda,

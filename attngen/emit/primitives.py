@@ -24,8 +24,9 @@ ORDER = """
     mma_fp16 mma_bf16 mma_tf32 split_tf32 split_bf16 proxy_fence setmaxnreg wgmma wgmma_unset named_barrier named_barrier_any
     lane_reduce reduce_add_redux reduce_add_shuffles exact_sum philox permute_bytes two_sum
     halves_fp8_e4m3 halves_fp8_e5m2
+    quantize_fp8_e4m3_cvt quantize_fp8_e4m3_bits quantize_fp8_e5m2_cvt quantize_fp8_e5m2_bits
 """
-FORMS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "tf32", "fp32", "redux", "shuffles")
+FORMS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "tf32", "fp32", "redux", "shuffles", "cvt", "bits")
 
 _DEFINITION = re.compile(r"(?:template <|__device__ |struct |enum |using |constexpr )")
 _ALIGNMENT = r"(?:alignas\((?:[^()]|\(\w+\))*\) )?"

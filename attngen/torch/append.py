@@ -5,6 +5,10 @@ page_size, heads, size]. Row i of k and v goes to row lengths[b] + i of sequence
 row, or the page table no such page. With `cos` and `sin`, [positions, rotary_dim / 2], k is rotated on the way, and q_rotated
 is q rotated. `q_at` states the positions of q: those of the "new rows", that of the "first new row", or those at the "end" of
 the sequence. Without `cos` and `sin`, q_rotated has no element. `attngen.emit.append.Append` has the rest.
+
+Caches of 8 bits take rows of 16 and 32 bits, divided by `k_scale` and `v_scale`, fp32 [batch, length, heads], where 1 stands
+for any size; without them, as they are. They are rounded to nearest, ties to even; what is beyond the largest number becomes
+that number, and NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -29,8 +33,8 @@ from attngen.emit.program import Program
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Type
 from attngen.spec.rotary import ROTARY_MULTIPLE
-from attngen.torch.copies import has_whole_rows, in_place
-from attngen.torch.description import dtype_name
+from attngen.torch.copies import ROW_BYTES, has_whole_rows, in_place
+from attngen.torch.description import CACHE_TYPES, dtype_name
 from attngen.torch.layout import check_tensors
 from attngen.torch.operator import LIBRARY, operator
 from attngen.torch.runtime import Runtime, name_of
@@ -39,7 +43,7 @@ Pair = tuple[Tensor, Tensor]
 
 SCHEMA = (
     "append(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, Tensor? page_table, "
-    "Tensor? cos, Tensor? sin, bool interleaved, str q_at) -> (Tensor, Tensor)"
+    "Tensor? cos, Tensor? sin, bool interleaved, str q_at, Tensor? k_scale=None, Tensor? v_scale=None) -> (Tensor, Tensor)"
 )
 
 
@@ -54,6 +58,17 @@ class Turn(NamedTuple):
 
 
 NO_TURN = Turn()
+
+
+class Scales(NamedTuple):
+    """What numbers of 8 bits of a cache are multiplied with to be keys and values, fp32 [batch, length, heads] of the new rows,
+    where 1 stands for any size; None: with 1."""
+
+    k: Tensor | None = None
+    v: Tensor | None = None
+
+
+NO_SCALES = Scales()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +100,7 @@ def _runtime(append: Append, device: torch.device) -> Runtime:
 
 def run(*arguments: Any) -> Pair:
     """(lengths_after, q_rotated), with the rows in the caches."""
-    q, k, v, k_cache, v_cache, lengths, page_table, cos, sin, interleaved, q_at = arguments
+    q, k, v, k_cache, v_cache, lengths, page_table, cos, sin, interleaved, q_at, *scales = arguments
     if not k.shape[1] and (cos is None or not q.shape[1]):  # no block would write the lengths
         return lengths.clone(), q.new_empty((0,)) if cos is None else torch.empty_like(q)
     q, k, v = in_place(q), in_place(k), in_place(v)
@@ -98,8 +113,12 @@ def run(*arguments: Any) -> Pair:
         interleaved and cos is not None,
         cast(PlaceOfRows, q_at) if cos is not None else "new rows",
         None if cos is None else DTYPES[dtype_name(cos.dtype)],
+        CACHE_TYPES[k_cache.dtype] if k_cache.dtype is not q.dtype else None,
     )
-    inputs = [k, v, lengths, *([] if page_table is None else [page_table]), *([] if cos is None else [cos, sin, q])]
+    if append.cache is not None:
+        given = (*scales, None, None)[:2]
+        scales = [q.new_ones((1, 1, 1), dtype=torch.float32) if one is None else one for one in given]
+    inputs = [k, v, lengths, *scales, *([] if page_table is None else [page_table]), *([] if cos is None else [cos, sin, q])]
     found = _runtime(append, q.device)(inputs, outputs=(k_cache, v_cache, *(None,) * (1 if cos is None else 2)))
     return found[2], q.new_empty((0,)) if cos is None else found[3]
 
@@ -129,9 +148,10 @@ def appended(
     lengths: Tensor,
     page_table: Tensor | None = None,
     turn: Turn = NO_TURN,
+    scales: Scales = NO_SCALES,
 ) -> Pair:
     """(lengths afterwards, q), after k and v were written to the caches: the operator above, with checks. Without tables q is
-    the given one. Raises ArgumentError."""
+    the given one. `scales` are those of caches of 8 bits. Raises ArgumentError."""
     tables = turn.tables
     for name, one in (("q", q), ("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         if one.dim() != 4:
@@ -141,15 +161,17 @@ def appended(
                 f"`{name}` has a head size of {one.shape[3]}; rows are appended 16 bytes at a time: expected a multiple of 8"
             )
     for name, one in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if not has_whole_rows(one):
+        size = ROW_BYTES * one.element_size() // q.element_size()
+        if not has_whole_rows(one, size):
             raise ArgumentError(
-                f"`{name}` is written in place, 16 bytes at a time; its rows must be contiguous and aligned to 16 bytes"
+                f"`{name}` is written in place, {size} bytes at a time; its rows must be contiguous and aligned to {size} bytes"
             )
     if tables is None:
-        return _operator(q, k, v, k_cache, v_cache, lengths, page_table, None, None, False, "new rows")[0], q
+        return _operator(q, k, v, k_cache, v_cache, lengths, page_table, None, None, False, "new rows", *scales)[0], q
     _check_tables(tables, turn.names, q)
     cosines, sines = (t if t.stride(1) == 1 else t.contiguous() for t in tables)
-    return _operator(q, k, v, k_cache, v_cache, lengths, page_table, cosines, sines, turn.interleaved, turn.q_at)
+    how = (turn.interleaved, turn.q_at, *scales)
+    return _operator(q, k, v, k_cache, v_cache, lengths, page_table, cosines, sines, *how)
 
 
 def _check_tables(tables: tuple[Tensor, Tensor], names: tuple[str, str], q: Tensor) -> None:

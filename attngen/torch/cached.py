@@ -18,10 +18,10 @@ from attngen.spec.dropout import without_dropout
 from attngen.spec.expr import Type, names_in
 from attngen.spec.print_attn import expression_to_text
 from attngen.spec.rotary import IN_ORDER, without_rotary
-from attngen.torch.append import NO_TURN, Turn, appended
+from attngen.torch.append import NO_SCALES, NO_TURN, Scales, Turn, appended
 from attngen.torch.arguments import Lists, NamedArguments
 from attngen.torch.check_cache import Place, check_cache, check_length
-from attngen.torch.description import constant, one_line
+from attngen.torch.description import CACHE_TYPES, constant, one_line
 from attngen.torch.front import Front
 from attngen.torch.layout import padded
 from attngen.torch.private import autocasts
@@ -59,10 +59,11 @@ def attended(
     reader: Reader,
     as_dense: bool = False,
     v_in_k: bool = False,
+    scales: Scales = NO_SCALES,
 ) -> Any:
     """What `reader` makes of the cache after `new`, keys and values or None twice, was appended; all are [batch, length,
     heads, size]. `as_dense`, keys are copied from pages, and values that no sequence has are 0. `v_in_k`: values are a part of
-    keys. Raises ArgumentError before it writes."""
+    keys. New rows are divided by `scales` where the cache has 8 bits. Raises ArgumentError before it writes."""
     k, v = new
     is_compiling = torch.compiler.is_compiling()
     if is_compiling or autocasts():
@@ -78,8 +79,8 @@ def attended(
     elif k is None:
         reader.front.once((q, k_cache, v_cache, *place.tensors), place.kinds, check, writes=False)
     else:
-        given = (q, k_cache, v_cache, k, v, *place.tensors, *reader.inputs)
-        reader.front.once(given, (reader.key, place.kinds), check, writes=True)
+        given = (q, k_cache, v_cache, k, v, *place.tensors, *reader.inputs, *(one for one in scales if one is not None))
+        reader.front.once(given, (reader.key, place.kinds, *map(type, scales)), check, writes=True)
     keys, values, pages, used, longest = _places(q, k_cache, v_cache, place)
     check_length(place.cache_seqlens, longest)
     if k is not None or turn is not None:
@@ -88,9 +89,9 @@ def attended(
         append = _appended_to_copies if keys.shape[3] % 8 or values.shape[3] % 8 else appended
         if v_in_k:  # rows of K are written once, in two parts; nothing is turned
             (part, rest), (first, last) = (rows.split((rows.shape[3] - 8, 8), 3) for rows in (k, keys))
-            used, _ = append(q[..., :-8], part, rest, first, last, used, pages, NO_TURN)
+            used, _ = append(q[..., :-8], part, rest, first, last, used, pages, NO_TURN, Scales(scales.k, scales.k))
         else:
-            used, q = append(q, k, v, keys, values, used, pages, NO_TURN if turn is None else turn)
+            used, q = append(q, k, v, keys, values, used, pages, NO_TURN if turn is None else turn, scales)
     if as_dense:
         return reader.attention(_dense(q, keys, values, pages, used, place.cache_leftpad))
     return reader.attention(_stored(q, keys, values, pages, used, longest, place))
@@ -129,7 +130,8 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, pages: Tensor | None, used: Tensor, 
         k, v = (pool[pages.long().clamp(0, pool.shape[0] - 1)].flatten(1, 2) for pool in (k, v))
     begin = 0 if cache_leftpad is None else cache_leftpad[:, None]
     key = torch.arange(v.shape[1], device=q.device)
-    v = v.masked_fill(((key < begin) | (key >= used[:, None]))[..., None, None], 0)
+    numbers = v.to(q.dtype) if v.dtype in CACHE_TYPES else v  # torch fills no numbers of 8 bits
+    v = numbers.masked_fill(((key < begin) | (key >= used[:, None]))[..., None, None], 0).to(v.dtype)
     return Cache(q, k, v, Stored("dense", (used,), (), cache_leftpad))
 
 
@@ -145,12 +147,13 @@ def _appended_to_copies(
 
 
 def _in_type_of_cache(q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor) -> tuple[Any, Any, Any]:
-    """q, k and v; under autocast in the cache's element type, in which rows are appended."""
+    """q, k and v; under autocast in the cache's element type, in which rows are appended, or in autocast's beside 8 bits."""
     kind = q.device.type
     if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
         return q, k, v
-    k, v = (None if one is None else one.to(cache.dtype) for one in (k, v))
-    return q.to(cache.dtype), k, v
+    wanted = torch.get_autocast_dtype(kind) if cache.dtype in CACHE_TYPES else cache.dtype
+    k, v = (None if one is None else one.to(wanted) for one in (k, v))
+    return q.to(wanted), k, v
 
 
 def _lengths(cache_seqlens: int | Tensor, q: Tensor) -> Tensor:

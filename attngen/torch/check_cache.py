@@ -11,6 +11,8 @@ from torch import Tensor
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, check_one_device
 from attngen.diagnostics import counted
+from attngen.torch.append import NO_SCALES, Scales
+from attngen.torch.description import CACHE_TYPES
 
 
 class Place(NamedTuple):
@@ -37,8 +39,12 @@ def check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v
     heads, size], or the caches are [pages, page_size, heads, size]."""
     _check_given(k, v, place)
     new: dict[str, Any] = {} if k is None else {"k": k, "v": v}
-    for name, one in {"q": q, "k_cache": k_cache, "v_cache": v_cache, **new}.items():
+    for name, one in {"q": q, **new}.items():
         _check_rows(name, one, q)
+    check_sizes(k_cache=k_cache, v_cache=v_cache)
+    quantized = k_cache.dtype in CACHE_TYPES and q.dtype not in CACHE_TYPES
+    for name, one in {"k_cache": k_cache, "v_cache": v_cache}.items():
+        _check_rows(name, one, k_cache if quantized else q, "k_cache" if quantized else "q")
     _check_caches(q, k_cache, v_cache)
     for (name, one), cache in zip(new.items(), (k_cache, v_cache), strict=bool(new)):
         wanted = (q.shape[0], new["k"].shape[1], *cache.shape[2:])
@@ -48,6 +54,45 @@ def check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v
                 f"`{name}_cache`"
             )
     _check_place(q, k_cache, place)
+
+
+def scales_of(q: Tensor, k_cache: Tensor, new_len: int, **named: Any) -> Scales:
+    """The scales of K and of V, by the caller's names for them: each None, a number, or a tensor that broadcasts to [batch,
+    length, heads]. Raises ArgumentError for others, and if the cache has none."""
+    given = {name: scale for name, scale in named.items() if scale is not None}
+    if not given:
+        return NO_SCALES
+    if k_cache.dtype not in CACHE_TYPES:
+        found = str(k_cache.dtype).removeprefix("torch.")
+        raise ArgumentError(
+            f"`{next(iter(given))}` is of caches of 8 bits, and `k_cache` has elements of {found}; leave it out"
+        )
+    shape = (q.shape[0], new_len, k_cache.shape[2])
+    return Scales(*(None if one is None else _scale(name, one, shape, q) for name, one in named.items()))
+
+
+def _scale(name: str, scale: Any, shape: Sequence[int], q: Tensor) -> Tensor:
+    """A scale as a tensor fp32 of three dimensions."""
+    if isinstance(scale, (int, float, np.integer, np.floating)) and not isinstance(scale, bool):
+        return torch.full((1, 1, 1), float(scale), dtype=torch.float32, device=q.device)
+    if not isinstance(scale, torch.Tensor):
+        raise ArgumentTypeError(f"`{name}` is a {type(scale).__name__}; expected a number or a tensor")
+    if scale.dtype is not torch.float32:
+        raise ArgumentTypeError(f"`{name}` has elements of {str(scale.dtype).removeprefix('torch.')}; expected float32")
+    check_one_device(name, scale.device, "q", q.device)
+    whole = scale[(None,) * (3 - scale.dim())] if scale.dim() < 3 else scale
+    if whole.dim() > 3 or any(found not in (1, size) for found, size in zip(whole.shape, shape, strict=True)):
+        raise ArgumentError(
+            f"`{name}` is {list(scale.shape)}; expected what broadcasts to {list(shape)} of batch, length and heads"
+        )
+    return whole
+
+
+def check_sizes(**named: Tensor) -> None:
+    """Raises ArgumentError for rows of 8 bits that are no whole parts."""
+    for name, one in named.items():
+        if one.dtype in CACHE_TYPES and one.shape[-1] % 8:
+            raise ArgumentError(f"`{name}` has 8 bits and a head size of {one.shape[-1]}; expected a multiple of 8")
 
 
 def _check_given(k: Tensor | None, v: Tensor | None, place: Place) -> None:
@@ -61,13 +106,13 @@ def _check_given(k: Tensor | None, v: Tensor | None, place: Place) -> None:
         )
 
 
-def _check_rows(name: str, rows: Tensor, q: Tensor) -> None:
+def _check_rows(name: str, rows: Tensor, q: Tensor, like: str = "q") -> None:
     if rows.dim() != 4:
         raise ArgumentError(f"`{name}` has {counted(rows.dim(), 'dimension')}; expected 4, of batch, length, heads and size")
     if rows.dtype is not q.dtype:
         found, expected = (str(dtype).removeprefix("torch.") for dtype in (rows.dtype, q.dtype))
-        raise ArgumentTypeError(f"`{name}` has elements of {found}; expected {expected}, as `q` has. Convert one of them")
-    check_one_device(name, rows.device, "q", q.device)
+        raise ArgumentTypeError(f"`{name}` has elements of {found}; expected {expected}, as `{like}` has. Convert one of them")
+    check_one_device(name, rows.device, like, q.device)
 
 
 def _check_caches(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:

@@ -12,10 +12,10 @@ from attngen.device.arrays import has_heads_inside
 ROW_BYTES = 16  # size of one copy of the fused kernels
 
 
-def has_whole_rows(tensor: Tensor) -> bool:
-    """Whether rows are contiguous, and the distances between them multiples of 16 bytes."""
+def has_whole_rows(tensor: Tensor, row_bytes: int = ROW_BYTES) -> bool:
+    """Whether rows are contiguous, and the distances between them multiples of so many bytes."""
     *outer, last = tensor.stride()
-    whole = ROW_BYTES // tensor.element_size()  # elements
+    whole = row_bytes // tensor.element_size()  # elements
     return last == 1 and not any(stride % whole for stride in outer)
 
 

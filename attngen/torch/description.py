@@ -21,7 +21,7 @@ from attngen.schedules import overridden
 from attngen.sdpa import ALL_AXES, also_causal, plain_scale, scale_params, standard_spec
 from attngen.shipped import PACKAGE
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import INPUT_DTYPES, STORAGE_DTYPES, DType
+from attngen.spec.dtypes import FP8_DTYPES, INPUT_DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.layout import padding_of
 from attngen.torch.private import constant_to_dynamo
@@ -43,13 +43,16 @@ class Description:
     keywords: Keywords | None = None
     dropout_p: float = 0.0  # for torch's attention, which has no keywords
 
-    def spec(self, dtype: str, head_dim: int, head_dim_v: int, mask_dtype: str | None, axes: str = ALL_AXES) -> AttentionSpec:
+    def spec(
+        self, dtype: str | dict[str, str], head_dim: int, head_dim_v: int, mask_dtype: str | None, axes: str = ALL_AXES
+    ) -> AttentionSpec:
         """The spec for these head sizes, rounded up to multiples of 8, as `padded_heads` does with tensors; the scale does not
-        change. `mask_dtype` is the element type of a dense mask with these `axes`, or None. Raises DiagnosticError,
-        ArgumentError."""
+        change. `dtype` has a type for each tensor if they differ. `mask_dtype` is the element type of a dense mask with these
+        `axes`, or None. Raises DiagnosticError, ArgumentError."""
         scale = repr(1 / math.sqrt(head_dim)) if self.scale is None and padding_of(head_dim) else self.scale
         sizes = head_dim + padding_of(head_dim), head_dim_v + padding_of(head_dim_v)
         if self.keywords is None:
+            assert isinstance(dtype, str)
             spec = standard_spec(dtype, *sizes, mask_dtype, self.is_causal, scale, self.dropout_p, axes)
         else:
             params = {**self.keywords.get("params", {}), **scale_params(scale)}
@@ -175,6 +178,14 @@ def stated_dtype(dtype: torch.dtype, mode: Mode) -> torch.dtype:
     return torch.float32 if mode == "math" and dtype is torch.float64 else dtype
 
 
+def stored_types(dtype: torch.dtype, kv_dtype: torch.dtype | None, mode: Mode) -> str | dict[str, str]:
+    """The types that a text states for queries of `dtype`, and for keys and values of `kv_dtype` if that is one of a cache."""
+    own = dtype_name(stated_dtype(dtype, mode))
+    cached = CACHE_TYPES.get(kv_dtype) if kv_dtype is not None else None
+    return own if cached is None else {"q": own, "k": cached.name, "v": cached.name}
+
+
+CACHE_TYPES = {getattr(torch, t.torch): t for t in FP8_DTYPES}  # of keys and values beside queries of another type
 ELEMENT_TYPES = {getattr(torch, t.torch): t for t in INPUT_DTYPES}
 _STORAGE_NAMES = {getattr(torch, t.torch): t.name for t in STORAGE_DTYPES}
 

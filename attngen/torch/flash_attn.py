@@ -31,7 +31,7 @@ from attngen.torch.description import (
     one_line,
     plain_number,
     scale_of,
-    stated_dtype,
+    stored_types,
 )
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flash_mods import modified
@@ -153,22 +153,24 @@ def attend(
     mode: Mode,
     sinks: Tensor | None = None,
     attention_chunk: int = 0,
+    descales: Sequence[Tensor | None] = (None, None),
     only_checks: bool = False,
 ) -> Any:
     """(O, lse) of `flash_attn_func` of tensors as `lengths` says: dense, of a cache, of one in pages, or packed, [total, heads,
-    size]; lse is None unless it is wanted. With `only_checks`, nothing runs: the result is None, or an error."""
+    size]; lse is None unless it is wanted. `descales`, fp32 [batch or 1, kv_heads or 1], belong to keys and values. With
+    `only_checks`, nothing runs: the result is None, or an error."""
     dropout_p = share_of(dropout_p)
     left, right = limits(window_size, causal)
     chunk = chunk_size(attention_chunk)
     if chunk and lengths.leftpad is not None:
         raise ArgumentError("`attention_chunk` and `cache_leftpad` cannot be given together: chunks begin at row 0 of a cache")
     storage, (given, longest, cached) = lengths.storage, lengths.arguments
-    inputs = [*given, *(t for t in (alibi_slopes, sinks) if t is not None)]
+    inputs = [*given, *(t for t in (alibi_slopes, sinks, *descales) if t is not None)]
     if dropout_p:
         inputs.append(generator_state(q.device))
     tensors = (q, k, v, *inputs)
     how = (mode, dropout_p, softmax_scale, causal, left, right, softcap, lse, storage, cached, longest,
-           sinks is not None, chunk)  # fmt: skip
+           sinks is not None, chunk, tuple(one is not None for one in descales))  # fmt: skip
     others = (tensors, how, alibi_slopes, sinks, deterministic)
     if only_checks:
         return _described(*others).check()
@@ -181,7 +183,7 @@ def _described(
     tensors: Sequence[Tensor], how: tuple[Any, ...], slopes: Tensor | None, sinks: Tensor | None, deterministic: bool
 ) -> Call:
     """The operator's call. `tensors` are q, k and v, and all inputs of the spec."""
-    mode, dropout_p, softmax_scale, causal, left, right, softcap, lse, storage, cached, longest, _, chunk = how
+    mode, dropout_p, softmax_scale, causal, left, right, softcap, lse, storage, cached, longest, _, chunk, scaled = how
     q, k, v, *inputs = tensors
     check_tensors(q=q, k=k, v=v, **{} if sinks is None else {"sinks": sinks})
     check_flags(deterministic=deterministic, return_attn_probs=lse)
@@ -196,7 +198,7 @@ def _described(
         mode, storage, causal, ends(left, right), float(plain_number(softcap) or 0.0), rank(slopes, q, inputs), scale, lse,
         queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
         index(k.shape[1]) if storage.endswith("paged") else None,
-        None if sinks is None else dtype_name(sinks.dtype, "sinks"), chunk,
+        None if sinks is None else dtype_name(sinks.dtype, "sinks"), chunk, keys.dtype, scaled,
     )  # fmt: skip
     ints = [*longest, *(n for n in (left, right) if n >= 0)]
     in_order = deterministic or torch.are_deterministic_algorithms_enabled()
@@ -310,11 +312,14 @@ def flash_text(
     page_size: int | None = None,
     sinks: str | None = None,
     chunk: int = 0,
+    kv_dtype: torch.dtype | None = None,
+    scaled: Sequence[bool] = (False, False),
 ) -> str:
     """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each `limited` end of a window.
     `cached` names what is known of keys, by the names of `attngen.spec.cached`. `sinks` is the element type of sinks, if there
-    are any. `chunk` above 0 is the size of chunks of positions: how far they reach is said too, as a range of keys that kernels
-    solve for."""
+    are any. `kv_dtype` is the type of keys and values if they have 8 bits, and `scaled` says whether those are multiplied with
+    scales of their own, `k_descale` and `v_descale`. `chunk` above 0 is the size of chunks of positions: how far they reach is
+    said too, as a range of keys that kernels solve for."""
     check_mode(mode)
     if not isfinite(softcap):
         raise ArgumentError(f"`softcap` is {softcap}; expected a finite number")
@@ -335,7 +340,11 @@ def flash_text(
         inputs["slopes"] = ("fp32", ("heads",) if alibi_rank == 1 else ("batch", "heads"))
     if sinks:
         inputs["sinks"] = (sinks, ("heads",))
+    of_head = "[b, h // (heads // kv_heads)]"
+    scales = {f"{t}_scale": f"{t}_descale{of_head}" for t, is_scaled in zip("kv", scaled, strict=True) if is_scaled}
+    inputs |= {f"{name[0]}_descale": ("fp32", ("batch", "kv_heads")) for name in scales}
     keywords = {
+        **scales,
         "mask": " and ".join(masks) or None,
         "score": score,
         "sink": "sinks[h]" if sinks else None,
@@ -346,5 +355,5 @@ def flash_text(
         "dropout": dropout_p,
     }
     description = Description(mode, False, scale, lse, keywords)
-    spec = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, None)
+    spec = description.spec(stored_types(dtype, kv_dtype, mode), head_dim, head_dim_v, None)
     return one_line(of_cache(spec, cached))

@@ -14,13 +14,13 @@ from torch import Tensor
 from attngen.device.arrays import ArgumentError
 from attngen.torch.append import Turn
 from attngen.torch.cached import Cache, Reader, attended
-from attngen.torch.check_cache import Place
+from attngen.torch.check_cache import Place, scales_of
 from attngen.torch.description import Mode
 from attngen.torch.flash_attn import EVERYTHING, Window, attend, front, limits
 from attngen.torch.flash_names import check_hints, check_others, one_of
 from attngen.torch.layout import check_tensors
 
-OF_CACHE = ("q_descale", "k_descale", "v_descale", "qv", "cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens")
+OF_CACHE = ("q_descale", "qv", "cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens")
 
 
 def flash_attn_with_kvcache(
@@ -45,6 +45,8 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     page_table: Tensor | None = None,
+    k_descale: Tensor | float | None = None,
+    v_descale: Tensor | float | None = None,
     sinks: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     attention_chunk: int = 0,
@@ -72,6 +74,10 @@ def flash_attn_with_kvcache(
     hold anything, NaN too; those before cache_leftpad must hold numbers, such as zeros.
 
     Under autocast q, k and v are appended in the cache's element type; a cache of another type than autocast's is copied.
+    Caches of torch's float8_e4m3fn or float8_e5m2 go with q, k and v of 16 or 32 bits: their numbers are multiplied with
+    `k_descale` and `v_descale`, fp32 [batch, kv_heads], or numbers. New rows are divided by them and rounded to nearest, ties
+    to even; what is beyond the largest number of the type becomes that number, and NaN stays NaN.
+
     A head size that is no multiple of 8 is supported by copies of the cache: such a cache is slow.
 
     `page_table` is `block_table` by version 3's name. `sinks` and `attention_chunk`, the hints, and what is refused are those
@@ -99,17 +105,24 @@ def flash_attn_with_kvcache(
     with torch.no_grad():
         place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
         arguments = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
-        named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk}
+        scales = scales_of(q, k_cache, 1, k_descale=_by_row(k_descale), v_descale=_by_row(v_descale))
+        descales = [None if one is None else one.squeeze(1) for one in scales]
+        named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk, "descales": descales}
 
         def attention(cache: Cache, only_checks: bool = False) -> Any:
             rows, keys, values, lengths = cache
             return attend(rows, keys, values, lengths, *arguments, **named, only_checks=only_checks)
 
-        inputs = [one for one in (alibi_slopes, sink) if one is not None]
+        inputs = [one for one in (alibi_slopes, sink, *descales) if one is not None]
         key: Any = None
         if k is not None:
             given = (mode, softmax_scale, causal, limits(window_size, causal), softcap, return_softmax_lse)
             key = (*given, attention_chunk, alibi_slopes is None, sink is None)
         reader = Reader(attention, front, inputs, key)
-        output, lse = attended(q, k_cache, v_cache, (k, v), turn, place, reader, mode == "math")
+        output, lse = attended(q, k_cache, v_cache, (k, v), turn, place, reader, mode == "math", scales=scales)
     return (output, lse) if return_softmax_lse else output
+
+
+def _by_row(descale: Any) -> Any:
+    """[batch, kv_heads] as [batch, 1, kv_heads]."""
+    return descale.unsqueeze(1) if isinstance(descale, torch.Tensor) and descale.dim() == 2 else descale

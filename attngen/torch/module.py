@@ -25,9 +25,10 @@ from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE, without_dropout
 from attngen.spec.expr import Const
 from attngen.spec.scales import SOFTMAX_SCALE
+from attngen.torch.append import NO_SCALES
 from attngen.torch.arguments import NamedArguments, tensor, unpacked
 from attngen.torch.cached import Cache, Decoding, Reader, attended, decoding_of, decoding_text
-from attngen.torch.check_cache import Place
+from attngen.torch.check_cache import Place, scales_of
 from attngen.torch.description import (
     Description,
     Mode,
@@ -249,6 +250,7 @@ class Attention(torch.nn.Module):
         cache_batch_idx: Tensor | None = None,
         cache_leftpad: Tensor | None = None,
         block_table: Tensor | None = None,
+        append_scales: tuple[Any, Any] = (None, None),
         **named: Any,
     ) -> Any:
         """This attention of the last rows of sequences to the keys of a cache: O, or (O, lse).
@@ -265,6 +267,11 @@ class Attention(torch.nn.Module):
         cache cache_batch_idx[i] (int32 [batch]). With `block_table` int32 [batch, max_pages], caches are pools of pages,
         [pages, kv_heads, page_size, size]. That a cache or a page of a sequence exists is not checked. Rows after the last key
         of a sequence may hold anything, NaN too; those before cache_leftpad must hold numbers, such as zeros.
+
+        If the spec's K and V have 8 bits, q, k and v have the type of its queries: k and v are divided by `append_scales`, (of
+        K, of V), each a number or a tensor fp32 that broadcasts to [batch, kv_heads, new_len], or by the layer's layout, and
+        rounded to nearest, ties to even. What is beyond the largest number of the type becomes that number, and NaN stays NaN.
+        They are what the spec says by `scaled k by` and `scaled v by` of the new rows, which the call reads as any input.
 
         Lengths are read on the device: a CUDA graph replays with others. No gradients. Raises ArgumentError; with mode "math",
         DiagnosticError for an index of the spec that depends on the length of a sequence, unless it is clamped.
@@ -288,11 +295,18 @@ class Attention(torch.nn.Module):
             if not self._enable_gqa:
                 check_equal_heads(rows.transpose(1, 2), k_cache.transpose(1, 2))
             new = [None if one is None else self._rows(name, one) for name, one in (("k", k), ("v", v))]
+            scales = NO_SCALES
+            if any(one is not None for one in append_scales):
+                if k is None:
+                    raise ArgumentError("`append_scales` is of rows that are appended; pass `k` and `v` too")
+                of_k, of_v = (self._scale_rows(one) for one in append_scales)
+                given = {"append_scales[0]": of_k, "append_scales[1]": of_v}
+                scales = scales_of(rows, k_cache, self._rows("k", k).shape[1], **given)
             place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
             attention = partial(self._attend_cache, form, captured, inputs, ints, floats)
             reader = Reader(attention, self._front, inputs, (tuple(ints), tuple(floats)))
             turn, as_dense = decoding.turn(inputs), self._mode == "math"
-            result = attended(rows, k_cache, v_cache, new, turn, place, reader, as_dense, self._spec is not None)
+            result = attended(rows, k_cache, v_cache, new, turn, place, reader, as_dense, self._spec is not None, scales)
         return results(result, q, self._layout, self._return_lse)
 
     def _attend_cache(
@@ -325,6 +339,12 @@ class Attention(torch.nn.Module):
         if only_checks:
             return call.check()
         return self._front.call((queries, keys, values, *tensors), (text, *ints, *floats), lambda: call)
+
+    def _scale_rows(self, scale: Any) -> Any:
+        """A scale that broadcasts to [batch, heads, length], of the layer's layout, as [batch, length, heads]."""
+        if not isinstance(scale, torch.Tensor) or scale.dim() not in (2, 3) or self._layout == "bshd":
+            return scale
+        return scale.transpose(-1, -2)
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor of the layer's layout as [batch, length, heads, size]. Raises ArgumentError."""

@@ -33,11 +33,12 @@ from attngen.plan import ARCHES
 from attngen.plan.plan import LARGEST_HEAD
 from attngen.schedules import FEW_ROWS
 from attngen.spec.scales import SOFTMAX_SCALE
-from attngen.torch.append import appended
+from attngen.torch.append import NO_SCALES, Scales, appended
 from attngen.torch.description import dtype_name
 from attngen.torch.flash_attn import ends, flash_text, limits
 from attngen.torch.runtime import runtime
 
+QUANTIZED = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}  # types of caches
 KEYS_STEP = 256  # the longest length of a step is rounded up to a multiple: a launch is prepared once for so many steps
 PAGE_ROWS = 16  # a page has a multiple of so many
 # Places of [layers, pages, K or V, rows, heads, size] in memory
@@ -49,7 +50,7 @@ class AttngenBackend(AttentionBackend):  # type: ignore[misc]
 
     accept_output_buffer = True
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *QUANTIZED]
 
     @staticmethod
     def get_name() -> str:
@@ -215,22 +216,28 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
         """`output` [tokens, heads * size], or of three dimensions; rows of no sequence are not written.
 
         query [tokens, heads, size], key and value [tokens, kv_heads, size] are the step's rows, kv_cache [pages, 2, rows,
-        kv_heads, size]. New keys and values are first written to the cache. Without metadata vLLM measures memory: the output
+        kv_heads, size]. New keys and values are first written to the cache; one of 8 bits takes them divided by the layer's
+        scales. Without metadata vLLM measures memory: the output
         is 0.
         """
         if output is None or output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("attngen's backend for vLLM writes to an output of the model's element type alone")
         if attn_metadata is None:
             return output.fill_(0)
+        scales = NO_SCALES
+        if self.kv_cache_dtype in QUANTIZED:  # whose bits vLLM has as bytes
+            kv_cache = kv_cache.view(QUANTIZED[self.kv_cache_dtype])
+            scales = Scales(*(one.detach().float().reshape(1, 1, -1) for one in (layer._k_scale, layer._v_scale)))
         k_cache, v_cache = kv_cache.unbind(1)  # [pages, rows, kv_heads, size]
         if self._writes and key is not None and value is not None:
             tokens = attn_metadata.slots.shape[0]
             rows = key[:tokens].unsqueeze(1), value[:tokens].unsqueeze(1)
             table = every_page(k_cache.shape[0], k_cache.device).expand(tokens, -1)
-            appended(rows[0], *rows, k_cache, v_cache, attn_metadata.slots, table)
+            appended(rows[0], *rows, k_cache, v_cache, attn_metadata.slots, table, scales=scales)
         if self._slopes is not None and self._slopes.device != query.device:
             self._slopes = self._slopes.to(query.device)
         captured = [t.detach() for t in (self._slopes, self.sinks) if t is not None]
+        captured += [one[0] for one in scales if one is not None]  # [1, kv_heads or 1]
         window = [n for n in self._window if n >= 0]
         run, out = runtime(self._text(query.dtype, k_cache), query.device), output.view(-1, self.num_heads, self.head_size)
         pools = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
@@ -246,7 +253,7 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
         alibi_rank, size = 0 if self._slopes is None else 1, self.head_size
         return flash_text(
             "auto", "packed_paged", True, ends(*self._window), self._softcap, alibi_rank, SOFTMAX_SCALE, False, dtype, size,
-            size, page_size=page_size, sinks=sinks,
+            size, page_size=page_size, sinks=sinks, kv_dtype=cache.dtype, scaled=(self.kv_cache_dtype in QUANTIZED,) * 2,
         )  # fmt: skip
 
 

@@ -40,6 +40,25 @@ inline void cvt_rn_f16x2_e4m3x2(int, unsigned& d, unsigned short a) {
     d = (unsigned)from_e4m3(a >> 8) << 16 | from_e4m3(a & 255);
 }
 
+// To a number of 8 bits with `fraction` bits of fraction, up to `largest`, those below `least` multiples of one.
+inline unsigned char to_byte(float x, int fraction, float least, float largest) {
+    const unsigned sign = __float_as_uint(x) >> 24 & 0x80;
+    const float magnitude = fabsf(x);
+    if (x != x) return 0x7f;
+    if (magnitude < least) return sign | (unsigned)lrintf(ldexpf(magnitude / least, fraction));
+    int exponent, first;
+    const float part = frexpf(fminf(magnitude, largest), &exponent);  // 0.5 <= part < 1
+    frexpf(least, &first);
+    return sign | ((exponent - first << fraction) + (unsigned)lrintf(ldexpf(part, fraction + 1)));
+}
+
+inline void cvt_rn_satfinite_e4m3x2_f32(int, unsigned short& d, float high, float low) {
+    d = to_byte(high, 3, 0x1p-6f, 448.0f) << 8 | to_byte(low, 3, 0x1p-6f, 448.0f);
+}
+inline void cvt_rn_satfinite_e5m2x2_f32(int, unsigned short& d, float high, float low) {
+    d = to_byte(high, 2, 0x1p-14f, 57344.0f) << 8 | to_byte(low, 2, 0x1p-14f, 57344.0f);
+}
+
 inline void cvt_f32_f16(int, float& d, unsigned short a) { d = from_half(a); }
 inline void cvt_rn_f16_f32(int, unsigned short& d, float a) { d = to_half(a); }
 inline void cvt_rn_bf16_f32(int, unsigned short& d, float a) { d = to_bfloat(a); }

@@ -51,7 +51,11 @@ class Engine:
         shape = backend.AttngenBackend.get_kv_cache_shape(PAGES, PAGE, KV_HEADS, SIZE)
         order = backend.AttngenBackend.get_kv_cache_stride_order()
         inverse = [order.index(i) for i in range(len(order))]
+        self.stored = backend.QUANTIZED.get(layer.get("kv_cache_dtype"))  # in 8 bits, whose bytes vLLM has
+        self.scales = SimpleNamespace(_k_scale=torch.tensor(0.25, device=device), _v_scale=torch.tensor([0.5], device=device))
         self.cache = torch.full([shape[i] for i in order], float("nan"), dtype=dtype, device=device).permute(inverse)
+        if self.stored is not None:
+            self.cache = torch.full([shape[i] for i in order], 0xFF, dtype=torch.uint8, device=device).permute(inverse)
         assert self.cache.shape == shape
         made = backend.AttngenBackend.get_impl_cls()
         self.impl = made(HEADS, SIZE, 0.3, KV_HEADS, **layer)
@@ -72,7 +76,7 @@ class Engine:
     def forward(self, q: Any, k: Any, v: Any, common: Any) -> Any:
         """A layer's output for a step."""
         output = torch.full((q.shape[0], HEADS * SIZE), 7.0, dtype=self.dtype, device=self.device)
-        found = self.impl.forward(None, q, k, v, self.cache, self.builder.build(0, common), output)
+        found = self.impl.forward(self.scales, q, k, v, self.cache, self.builder.build(0, common), output)
         assert found is output
         return output
 
@@ -88,7 +92,8 @@ class Engine:
             new = slice(int(begins[b]), int(begins[b + 1]))
             old = one.keys.shape[0]
             slots[new] = torch.tensor([one.pages[i // PAGE] * PAGE + i % PAGE for i in range(old, old + n)]).long()
-            one.keys, one.values = torch.cat([one.keys, k[new]]), torch.cat([one.values, v[new]])
+            one.keys = torch.cat([one.keys, self.as_stored(k[new], self.scales._k_scale)])
+            one.values = torch.cat([one.values, self.as_stored(v[new], self.scales._v_scale)])
             used = -(-(old + n) // PAGE)
             table[b, :used] = torch.tensor(one.pages[:used], dtype=torch.int32)
         lengths = torch.tensor([one.keys.shape[0] for one in self.sequences], dtype=torch.int32)
@@ -104,6 +109,10 @@ class Engine:
             atol = 1e-5 if self.dtype is torch.float32 else 2e-2
             found = output[mine].view(-1, HEADS, SIZE).double()
             torch.testing.assert_close(found, right, atol=atol, rtol=0, msg=lambda said, b=b: f"sequence {b}: {said}")
+
+    def as_stored(self, rows: Any, scale: Any) -> Any:
+        """`rows` as the cache has them."""
+        return rows if self.stored is None else ((rows.float() / scale).to(self.stored).float() * scale).to(self.dtype)
 
     def right(self, q: Any, one: Sequence) -> Any:
         """By torch's operations in float64."""
@@ -123,7 +132,8 @@ EVERYTHING: dict[str, Any] = {
     "sliding_window": 30, "logits_soft_cap": 5.0, "alibi_slopes": [0.5, 0.25, 0.125, 0.0625],
     "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]),
 }  # fmt: skip
-LAYERS = [(torch.float16, PLAIN, "NHD"), (torch.float16, EVERYTHING, "HND"), (torch.float32, PLAIN, "HND")]
+LAYERS = [(torch.float16, PLAIN, "NHD"), (torch.float16, EVERYTHING, "HND"), (torch.float32, PLAIN, "HND"),
+          *((torch.float16, {"kv_cache_dtype": name}, "NHD") for name in ("fp8", "fp8_e5m2"))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("dtype", "layer", "layout"), tiers.cases(LAYERS, quick=lambda dtype, layer, layout: bool(layer)))
@@ -266,7 +276,7 @@ def test_what_vllm_is_told(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Non
             i + 1 for i in one if i != 1
         ]  # the same order with other layers between
     for wrong in (
-        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "fp8_inc"},
         {"attn_type": vllm.AttentionType.ENCODER_ONLY},
         {"use_alibi_sqrt": True},
         {"sliding_window": 0},
