@@ -119,7 +119,7 @@ WIDE_HEADS = {
 }  # by schedule: the sizes of Q and K, and of V
 SMALL_HEADS = (8, 16, 24, 32, 40, 48, 64, 64, 64, 80, 96, 128)  # sizes for masks with large constants, which need long problems
 CONVERTING = ("naive", "tiled")  # schedules whose Q, K, V and O may have any types
-QUANTIZED = ("decode",)  # those whose K and V may have 8 bits
+QUANTIZED = ("decode", "fused", "hopper", "wgmma")  # those whose K and V may have 8 bits
 KEY_TYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e4m3", "fp8_e5m2")
 STORAGES: tuple[Storage, ...] = (*["dense"] * 4, "padded", "packed", "packed", "paged", "packed_paged")  # type: ignore[assignment]
 PAGE_SIZES = {"hopper": (8, 16, 24, 48, 64, 128, 256), "wgmma": (8, 16, 48, 64, 256)}  # schedules with pages of a stated size

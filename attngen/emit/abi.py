@@ -9,6 +9,7 @@ from attngen.emit.program import Axis, Binding, CeilDiv, Extent, OneMore, Packed
 from attngen.emit.variant import Captured, Variant, range_tensors
 from attngen.plan.captured_sums import WORDS, TermSum, sizes_of_own_indices, sizes_of_pairs
 from attngen.plan.plan import Plan
+from attngen.plan.prepared import with_converted_keys
 from attngen.plan.spans import Span
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import gradient_argument
@@ -44,6 +45,8 @@ def keys_of_heads(spec: AttentionSpec, *last: Axis) -> tuple[Axis, ...]:
     if kernel.is_paged:
         page = free("page_size") if kernel.page_size is None else Axis("page_size", kernel.page_size)
         return free("pages"), head_axes(spec)[1], page, *last
+    if kernel.is_counted:
+        return free("batch"), head_axes(spec)[1], free("kv_len"), *last
     return _of_heads(spec, head_axes(spec)[1], "kv_len", "total_k", *last)
 
 
@@ -59,16 +62,22 @@ def _of_heads(spec: AttentionSpec, heads: Axis, length: str, total: str, *last: 
 
 
 def input_tensors(
-    spec: AttentionSpec, alignment: int = 0, unit_stride: bool = False, rotated: tuple[str, ...] = ()
+    spec: AttentionSpec,
+    alignment: int = 0,
+    unit_stride: bool = False,
+    rotated: tuple[str, ...] = (),
+    converted: tuple[str, ...] = (),
 ) -> Iterator[Tensor]:
     """What every call of a spec is given: Q, K, V, where packed or paged sequences are, and the captured tensors. Those that a
-    kernel rotates, `rotated`, lie as its copies require, and its tables are read row by row."""
+    kernel rotates, `rotated`, or converts, `converted`, lie as its copies require, and tables are read row by row."""
     dtypes = {tensor: dtype.name for tensor, dtype in spec.dtypes.items()}
     head_dim, head_dim_v = Axis("head_dim", spec.head_dim), Axis("head_dim_v", spec.head_dim_v)
     of_qk = (ROW_ALIGNMENT, True) if rotated else (alignment, unit_stride)
     yield Tensor("Q", "input", dtypes["q"], rows_of_heads(spec, head_dim), "q", *of_qk)
-    yield Tensor("K", "input", dtypes["k"], keys_of_heads(spec, head_dim), "k", *of_qk)
-    yield Tensor("V", "input", dtypes["v"], keys_of_heads(spec, head_dim_v), "v", alignment, unit_stride)
+    of_parts = (ROW_ALIGNMENT // spec.dtype.bytes, True)  # as many elements of a byte as a copy of 16 bytes has
+    of_k, of_v = (of_parts if name in converted else usual for name, usual in (("K", of_qk), ("V", (alignment, unit_stride))))
+    yield Tensor("K", "input", dtypes["k"], keys_of_heads(spec, head_dim), "k", *of_k)
+    yield Tensor("V", "input", dtypes["v"], keys_of_heads(spec, head_dim_v), "v", *of_v)
     for name in spec.kernel.beginnings:
         yield Tensor(name, "input", "int32", BEGINNINGS.get(name, (Axis("", OneMore("batch")),)), name, unit_stride=True)
     tables = spec.rotary.tables if spec.rotary is not None and rotated else ()
@@ -83,10 +92,13 @@ def program_tensors(
     """Every tensor of the kernels. What is known of a tensor is stated here, except the axes of the workspaces that the plan
     names, `axes_of`."""
     layout = (ROW_ALIGNMENT, True) if plan.schedule.on_tensor_cores else (0, False)
-    yield from input_tensors(spec, *layout, plan.rotated)
+    yield from input_tensors(spec, *layout, plan.rotated, plan.converted)
     for name in plan.rotated:
         axes = rows_of_heads if name == "Q" else keys_of_heads
         yield Tensor(rotated(name), "workspace", spec.dtypes[name.lower()].name, axes(spec, Axis("head_dim", spec.head_dim)))
+    for name in plan.converted:
+        size = Axis("head_dim", spec.head_dim) if name == "K" else Axis("head_dim_v", spec.head_dim_v)
+        yield Tensor(converted(name), "workspace", spec.dtype.name, keys_of_heads(as_read(spec, plan), size))
     yield from (backward_tensors if plan.direction == "backward" else forward_tensors)(spec, plan, layout)
     for name in plan.workspaces:
         yield Tensor(name, "workspace", "fp32", axes_of(name))
@@ -171,6 +183,16 @@ def _dimension(extent: Extent) -> str | int:
 def rotated(name: str) -> str:
     """The workspace with the rotated rows of a tensor, which other kernels read in its place."""
     return f"{name}_rotated"
+
+
+def converted(name: str) -> str:
+    """The workspace with the rows of a tensor in the type of Q, which other kernels read in its place."""
+    return f"{name}_converted"
+
+
+def as_read(spec: AttentionSpec, plan: Plan) -> AttentionSpec:
+    """`spec` as the kernels read it that come after those which prepare rows: keys and values of the type of Q, in no pages."""
+    return with_converted_keys(spec) if plan.converted else spec
 
 
 def is_of_pairs(tensor: Tensor) -> bool:

@@ -6,6 +6,7 @@ from functools import cache
 
 import jinja2
 
+from attngen.emit.abi import as_read
 from attngen.emit.comment_text import decision_lines
 from attngen.emit.comments import Comments, at_level, with_sections
 from attngen.emit.file import File
@@ -22,7 +23,7 @@ def emit(spec: AttentionSpec, plan: Plan, comments: Comments = "brief") -> Progr
 
     What is compiled to be run is the brief text, whatever is shown: a kernel is in the cache once.
     """
-    variant = build_variant(spec, plan)
+    variant = build_variant(as_read(spec, plan), plan)
     file: File = plan.schedule.context(spec, plan, variant)
     text = environment().get_template(f"kernels/{plan.schedule.name}.cu.j2").render(file.context())
     return Program(

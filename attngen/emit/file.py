@@ -7,6 +7,7 @@ from typing import Any
 
 from attngen.emit import abi, comment_text
 from attngen.emit.constants import INFINITY, ConstantLine
+from attngen.emit.conversion import conversion, converting_kernels
 from attngen.emit.kernel_maker import KernelMaker
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.pair_layout import FRAGMENTS, KEYS_OF_WARPGROUP, PACKED_HEADS, ROWS_OF_WARPGROUP, TRANSPOSED, WARPGROUP
@@ -87,7 +88,8 @@ class File(KernelMaker):
 
     def launch_order(self) -> list[KernelText]:
         rotating = [one.kernel for one in rotating_kernels(self)]
-        return [*rotating[:1], *(r.kernel for r in self.range_kernels()), *self.kernels().values(), *rotating[1:]]
+        ranges = (r.kernel for r in self.range_kernels())
+        return [*rotating[:1], *converting_kernels(self), *ranges, *self.kernels().values(), *rotating[1:]]
 
     def range_kernels(self) -> list[RangeKernel]:
         """The pre-pass."""
@@ -99,6 +101,8 @@ class File(KernelMaker):
             **self._header(),
             **self._storage(),
             **self._rotation(),
+            **conversion(self),
+            "preparing": [*(["rotary"] if self.plan.rotated else []), *(["converted"] if self.plan.converted else [])],
             **self._captured(),
             "plan": plan,
             "own": plan.own,
@@ -107,7 +111,7 @@ class File(KernelMaker):
             "head_dim_v": spec.head_dim_v,
             "odd_v": spec.head_dim_v % 16 != 0,
             "T": spec.dtype.cuda,
-            "types": {name: DTYPES[tensor.dtype].cuda for name, tensor in self.tensors.items()},
+            "types": {name: DTYPES[self.read(name).dtype].cuda for name in self.tensors},
             "from_float": f"to_{spec.dtypes['o'].name}",
             "element_bytes": spec.dtype.bytes,
             "key_bytes": spec.dtypes["k"].bytes,
@@ -168,7 +172,7 @@ class File(KernelMaker):
         """What the header says of the file."""
         return {
             "title": f"{self.spec.name}, {self.plan.keyword}{', backward' if self.plan.direction == 'backward' else ''}",
-            "spec_lines": [f"    {line}" for line in to_text(self.spec).rstrip().splitlines()],
+            "spec_lines": [f"    {line}" for line in to_text(self.given).rstrip().splitlines()],
             "equations": self.equations(),
             "shapes": [comment_text.shape_line(t) for t in self.tensors.values()],
         }
@@ -184,7 +188,7 @@ class File(KernelMaker):
             "sequences": kernel.storage != "dense",
             "by_tma": self.by_tma,
             "reads_ahead": False,
-            "key_rows": KEY_ROWS.get(kernel.storage, "HeadRows"),
+            "key_rows": "PagedHeadRows" if kernel.is_paged else "PaddedHeadRows" if kernel.is_counted else "HeadRows",
             "tile_in_page": self.plan.schedule.is_tiled and (kernel.page_size or 1) % self.plan.block_kv == 0,
             "lengths": self.lengths,
             "max_q_len": self.lengths["q"],
@@ -245,6 +249,7 @@ class File(KernelMaker):
             read |= {dtype.name for dtype in self.spec.dtypes.values()}
         if schedule.is_tiled and not schedule.is_fused:
             read.add("fp32")  # P
+        read |= {self.tensors[name].dtype for name in self.plan.converted}
         if rotation := rotation_of(self.spec, self.plan):
             read |= {own, rotation.angles.name}
         of_products = {kind: {self.split or self.product_type} for kind in ("pack", "unpack", "mma")}
@@ -253,6 +258,5 @@ class File(KernelMaker):
         return {"to_float": read, "special": {own}, "split": {self.split}, "reduce_add": reduce_add, **of_products}
 
 
-KEY_ROWS = {"padded": "PaddedHeadRows", "paged": "PagedHeadRows", "packed_paged": "PagedHeadRows"}  # what TMA copies keys by
 SOLVED_PART = "Only a part of this mask can be solved for k: it gives the range below. Within this range"
 NO_SOLVED_PART = "No part of this mask can be solved for k: the range below holds every key, and"

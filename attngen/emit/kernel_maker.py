@@ -26,9 +26,10 @@ def shared_ranges(plan: Plan, kernel: str = "") -> tuple[SharedRange, ...]:
 class KernelMaker:
     """Makes the kernels of one file."""
 
-    spec: AttentionSpec
+    spec: AttentionSpec  # that of a call; once made, as kernels read it (`abi.as_read`)
     plan: Plan
     variant: Variant
+    given: AttentionSpec = field(init=False)  # that of a call
     own: Own = field(init=False)  # the schedule's own choices, see `Plan.own`
     tensors: dict[str, Tensor] = field(init=False)
 
@@ -38,11 +39,22 @@ class KernelMaker:
 
     def __post_init__(self) -> None:
         self.own = self.plan.own
-        self.tensors = {t.name: t for t in abi.program_tensors(self.spec, self.plan, self.variant, self.workspace)}
+        self.given, self.spec = self.spec, abi.as_read(self.spec, self.plan)
+        self.tensors = {t.name: t for t in abi.program_tensors(self.given, self.plan, self.variant, self.workspace)}
 
     def workspace(self, name: str) -> tuple[Axis, ...]:
         """The axes of a workspace of fp32 numbers, one of `Plan.workspaces`."""
         raise NotImplementedError(name)
+
+    @property
+    def prepared(self) -> dict[str, str]:
+        """The tensors whose rows a kernel before the others prepares, each with the workspace that those read in its place."""
+        rotated = {name: abi.rotated(name) for name in self.plan.rotated}
+        return rotated | {name: abi.converted(name) for name in self.plan.converted}
+
+    def read(self, name: str) -> Tensor:
+        """A tensor as kernels read it after those that prepare rows."""
+        return replace(self.tensors[self.prepared.get(name, name)], name=name)
 
     @property
     def lengths(self) -> dict[str, str]:
@@ -60,13 +72,13 @@ class KernelMaker:
         shared: bool = False,
         at_most: str = "",
         early: bool = False,
-        reads_rotated: bool = True,
+        reads_prepared: bool = True,
     ) -> KernelText:
-        """The kernel of that suffix. With `reads_rotated`, it reads the rotated rows of the tensors that the plan rotates."""
-        of_rotated = {name: abi.rotated(name) for name in self.plan.rotated} if reads_rotated else {}
+        """The kernel of that suffix. With `reads_prepared`, it reads the workspaces of rows that the plan prepares."""
+        prepared = self.prepared if reads_prepared else {}
         entry = KernelEntry(
             name=f"{self.spec.name}{self.plan.suffix}_{suffix}",
-            parameters=tuple(replace(p, of=of_rotated.get(p.of, p.of)) for p in parameters),
+            parameters=tuple(replace(p, of=prepared.get(p.of, p.of)) for p in parameters),
             grid=(Product(grid, at_most), Product(()), Product(())),
             block=(self.plan.threads if threads is None else threads, 1, 1),
             shared_bytes=self.plan.shared_bytes if shared else 0,
@@ -114,10 +126,10 @@ class KernelMaker:
 
     def strides(self, tensor: str, axes: str = abi.STRIDE_LETTERS) -> list[Parameter]:
         """The strides of a tensor of rows or keys, for those of `axes` that it has."""
-        return abi.strides(self.tensors[tensor], axes)
+        return abi.strides(self.read(tensor), axes)
 
     def tensor_map(self, tensor: str, box_rows: int) -> Parameter:
-        return abi.tensor_map(self.spec, self.tensors[tensor], box_rows)
+        return abi.tensor_map(self.spec, self.read(tensor), box_rows)
 
     def pointer(self, tensor: str, *, writable: bool = False, name: str | None = None) -> Parameter:
-        return abi.data(tensor, DTYPES[self.tensors[tensor].dtype].cuda, writable=writable, name=name)
+        return abi.data(tensor, DTYPES[self.read(tensor).dtype].cuda, writable=writable, name=name)

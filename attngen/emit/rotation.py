@@ -111,7 +111,7 @@ def _rotating(maker: KernelMaker, suffix: str, names: list[tuple[str, str]], tur
     ]
     lengths = [one.length for one in turned]
     rows: Extent = lengths[0] if len(lengths) == 1 else Sum(*lengths)
-    kernel = maker.kernel(suffix, (rows, "batch"), parameters, THREADS, "ROTARY_THREADS", reads_rotated=False)
+    kernel = maker.kernel(suffix, (rows, "batch"), parameters, THREADS, "ROTARY_THREADS", reads_prepared=False)
     return RotatingKernel(kernel, turned, turn)
 
 

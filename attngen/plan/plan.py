@@ -16,6 +16,7 @@ from attngen.plan.facts import SpecFacts
 from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.plan.own import NONE, Own
+from attngen.plan.prepared import facts_of_converted, has_bytes
 from attngen.plan.problem import Problem
 from attngen.plan.register_table import Measured
 from attngen.plan.shared_memory import Layout, SharedBuffer, layouts
@@ -109,6 +110,9 @@ def any_types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
     yield from ()
 
 
+WHY_CONVERTED = "each is converted once, and read by every block of rows, whose products do not wait for it"
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Schedule:
     """Everything that the compiler knows of one schedule; adding a schedule takes this object and its template.
@@ -152,6 +156,7 @@ class Schedule:
     listed_tiles: int = 0  # tiles that a producer keeps in a list; 0: it has none
     # of the emulated device, on one core of 2024: for a pair of a row and a key, and each element of their Q, K and V
     emulated_ns: float
+    converts_keys: bool = False  # K and V of 8 bits are converted before; else, if `types` allows them, it reads them itself
     packs_heads: bool = False  # the rows of all query heads of a key/value head are in one tile
 
     @property
@@ -163,7 +168,7 @@ class Schedule:
         """Why it cannot compute the spec from arrays in its storage on the architecture; empty if it can."""
         if facts.wanted and facts.spec.kernel.storage not in WITH_GRADIENTS:
             return NO_GRADIENTS_OF_CACHES
-        return next((reason for _, reason in self.limits(facts.spec)), "") or self.why_not(facts, arch)
+        return next((reason for _, reason in self.limits(facts.spec)), "") or self.why_not(self.as_read(facts), arch)
 
     def limits(self, spec: AttentionSpec) -> Iterator[tuple[str, str]]:
         """What keeps it from computing the spec on any architecture: a statement of the spec, and the reason."""
@@ -180,7 +185,23 @@ class Schedule:
 
     def plan(self, facts: SpecFacts, arch: Arch) -> Plan:
         """The plan for a spec, whatever the lengths of a call. Raises PlanRefusal."""
-        return self.propose(self, facts, arch)
+        return self._of_call(self.propose(self, self.as_read(facts), arch), facts)
+
+    def plan_of_tile(self, facts: SpecFacts, arch: Arch, tile: Tile) -> Plan:
+        """The plan of a tile of `by_lengths`."""
+        assert self.propose_tile is not None
+        return self._of_call(self.propose_tile(self, self.as_read(facts), arch, tile), facts)
+
+    def as_read(self, facts: SpecFacts) -> SpecFacts:
+        """The facts of the spec as kernels read it after those that convert keys: planning is about these."""
+        return facts_of_converted(facts) if self.converts_keys and has_bytes(facts.spec) else facts
+
+    def _of_call(self, plan: Plan, facts: SpecFacts) -> Plan:
+        """A plan that was made of `as_read(facts)`, as one for calls with `facts`."""
+        if plan.facts is facts:
+            return plan
+        how = Decision("K and V", f"in {facts.spec.dtype}, by a kernel before the others", WHY_CONVERTED)
+        return replace(plan, facts=facts, converted=("K", "V"), decisions=(*plan.decisions, how))
 
     def __repr__(self) -> str:
         return f"<Schedule {self.name}>"
@@ -215,6 +236,7 @@ class Plan:
     row_bounds: MaskBounds | None = None  # for blocks of keys, see `Schedule.visits_rows`
     saved: tuple[str, ...] = ()  # results that a backward reads: "out", "lse", "lse_rest"; those that a forward writes for it
     rotated: tuple[str, ...] = ()  # tensors whose rows a kernel before the others rotates, into workspaces that those read
+    converted: tuple[str, ...] = ()  # tensors of 8 bits that a kernel before the others writes in the type of Q
     workspaces: tuple[str, ...] = ()  # arrays of fp32 numbers, by name; the context has their axes
     written_pairs: tuple[str, ...] = ()  # captured tensors with one element for each pair, whose gradients are dS
 

@@ -97,4 +97,4 @@ def _not_hopper(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Deci
     """Why "auto" does not take hopper for keys in pages."""
     kernel = facts.spec.kernel
     if kernel.is_paged and kernel.schedule == "auto" and chosen.keyword != HOPPER.keyword and arch.has(*HOPPER.needs):
-        yield Decision("by auto", f"{chosen.keyword}, not hopper", HOPPER.why_not(facts, arch))
+        yield Decision("by auto", f"{chosen.keyword}, not hopper", HOPPER.reason_against(facts, arch))

@@ -118,7 +118,7 @@ def _with_kernel(usual: Plan, kernel: KernelRequest) -> Plan:
 
 def fastest_tile(usual: Plan) -> Rule | None:
     """All other lengths: the tile of the usual schedule that a model of its time finds the fastest."""
-    choice = usual.schedule.by_lengths(usual.facts)
+    choice = usual.schedule.by_lengths(usual.schedule.as_read(usual.facts))
     if choice is None:
         return None
     others = ", ".join(f"{t.block_q} x {t.block_kv}" for t in choice.tiles if t != usual.tile)
@@ -127,5 +127,4 @@ def fastest_tile(usual: Plan) -> Rule | None:
 
 
 def _of_tile(usual: Plan, tile: Tile) -> Plan:
-    assert usual.schedule.propose_tile is not None
-    return usual.schedule.propose_tile(usual.schedule, usual.facts, usual.arch, tile)
+    return usual.schedule.plan_of_tile(usual.facts, usual.arch, tile)

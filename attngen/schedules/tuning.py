@@ -29,14 +29,14 @@ def candidates(
     schedule = schedule_of(facts, arch, keyword)
     return tuple(
         stated(spec.kernel.bare(keyword), t, q)
-        for t in schedule.tiles(facts, arch)
-        for q in (get_args(QPlace) if schedule.holds_q(facts, arch, t) else (None,))
+        for t in schedule.tiles(schedule.as_read(facts), arch)
+        for q in (get_args(QPlace) if schedule.holds_q(schedule.as_read(facts), arch, t) else (None,))
     )
 
 
 def request_of(plan: Plan) -> KernelRequest:
     """The `kernel` statement that states all that `candidates` vary."""
-    q = plan.q_place if plan.schedule.holds_q(plan.facts, plan.arch, plan.tile) else None
+    q = plan.q_place if plan.schedule.holds_q(plan.schedule.as_read(plan.facts), plan.arch, plan.tile) else None
     return stated(plan.facts.spec.kernel.bare(plan.keyword), plan.tile, q)
 
 

@@ -73,6 +73,7 @@ class KernelRequest:
     batch_invariant: bool = False
     q: QPlace | None = None  # where the fragments of Q stay, in schedules on tensor cores
     page_size: int | None = None
+    copied: bool = False  # no statement: a kernel before has copied keys from their pages, and they lie as padded ones
 
     @property
     def is_packed(self) -> bool:
@@ -82,12 +83,12 @@ class KernelRequest:
     @property
     def is_paged(self) -> bool:
         """Whether keys are in pages."""
-        return self.storage in ("paged", "packed_paged")
+        return self.storage in ("paged", "packed_paged") and not self.copied
 
     @property
     def is_counted(self) -> bool:
         """Whether the number of each sequence's keys is an argument by itself, `seqused`."""
-        return self.is_paged or self.storage == "padded"
+        return self.storage in ("padded", "paged", "packed_paged")
 
     @property
     def beginnings(self) -> tuple[str, ...]:

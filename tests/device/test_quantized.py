@@ -96,14 +96,75 @@ def test_decode(types: str, scales: str, size: int) -> None:
         assert found.passed, found
 
 
-@pytest.mark.parametrize("storage", tiers.cases(["padded", "packed", "paged", "packed_paged"], quick=["paged"]))
-def test_decode_of_sequences_whose_unused_rows_are_nan(storage: str) -> None:
-    spec = quantized(scales="of heads", storage=storage, head_dim=64, head_dim_v=64)
-    one = Case("", "decode", "sm_90a", (), False, 1.0, storage=storage)  # type: ignore[arg-type]
+STORAGES = ("padded", "packed", "paged", "packed_paged")
+QUICK = [("decode", "paged"), ("hopper", "packed_paged"), ("fused", "paged")]
+STORED = [(schedule, storage) for schedule in ("decode", "hopper", "fused", "wgmma") for storage in STORAGES]
+
+
+@pytest.mark.parametrize(("schedule", "storage"), tiers.cases(STORED, quick=QUICK))
+def test_tensor_cores_of_sequences_whose_unused_rows_are_nan(schedule: str, storage: str) -> None:
+    spec = quantized(scales="of heads", storage=storage, score=None, head_dim=64, head_dim_v=64)
+    one = Case("", schedule, "sm_90a", (), False, 1.0, storage=storage)  # type: ignore[arg-type]
     lengths = Call(Shape(3, 4, 2, 2, 90), (2, 0, 1), (90, 3, 0), {}, page_size=16)
     problem = sample(spec, lengths.shape)
-    output, _ = call_stored(compiled(spec, "decode", "sm_90a"), arrays_of(one, lengths, spec, problem, 0))
+    output, _ = call_stored(compiled(spec, schedule, "sm_90a"), arrays_of(one, lengths, spec, problem, 0))
     assert np.isfinite(from_storage(output)).all()
+
+
+CONVERTED: dict[str, dict[str, Any]] = {
+    "plain": {"mask": None, "score": None},
+    "of 72 and 40": {"head_dim": 72, "head_dim_v": 40, "score": None},  # rows of a multiple of 8 bytes
+    "softcap": {"scales": "none"},  # scores that bound themselves, for which bf16 has weights without a maximum
+    "classified": {"mask": "(q - k) % 3 != 0 or q == k", "score": None, "lse": True},
+    "keys' scales": {
+        "score": None, "inputs": {"ks": ("fp32", ("batch", "blocks"))}, "k_scale": "ks[b, min(k // 16, blocks - 1)]"
+    },
+    "heads' scales": {"scales": "of heads", "score": None},
+    "weights that are scores": {"normalize": "none", "score": None, "scales": "of heads"},
+    "dropout": {"params": {"p": 0.2}, "dropout": "p", "score": None, "v_scale": "3.0"},
+    "fp32": {"dtype": {"q": "fp32", "k": "fp8_e5m2", "v": "fp8_e4m3"}, "score": None},
+}  # fmt: skip
+PLACES = (("hopper", "sm_90a"), ("fused", "sm_80"), ("fused", "sm_75"), ("wgmma", "sm_90a"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "schedule", "arch"),
+    tiers.cases(
+        [(kind, *place) for kind in CONVERTED for place in PLACES if not (kind == "fp32" and place[1] == "sm_90a")],
+        quick=[("heads' scales", *PLACES[0]), ("of 72 and 40", *PLACES[1]), ("dropout", *PLACES[2]), ("plain", *PLACES[3])],
+    ),
+)
+def test_keys_that_are_converted_before(kind: str, schedule: str, arch: str) -> None:
+    """A kernel before the others writes them in the type of Q, also where no instruction does."""
+    spec = quantized(**({"head_dim": 64, "head_dim_v": 64} | CONVERTED[kind]))
+    for q_len, kv_len in ((133, 300), (3, 5), (70, 129)):
+        shape = with_free_sizes(spec, Shape(2, 4, 2, q_len, kv_len), {"blocks": 19})
+        found = run(spec, schedule, shape, arch=arch)
+        assert found.passed, (q_len, kv_len, found)
+
+
+def test_the_workspaces_of_keys_in_pages_hold_the_keys_of_sequences() -> None:
+    """Not the pool, which may have more memory than the GPU has left."""
+    spec = quantized(storage="packed_paged", page_size=16, head_dim=64, head_dim_v=64)
+    program = compiled(spec, "hopper", "sm_90a").source
+    shapes = {t.name: [axis.name for axis in t.axes] for t in program.tensors}
+    assert shapes["K"] == ["pages", "kv_heads", "page_size", "head_dim"]
+    assert shapes["K_converted"] == ["batch", "kv_heads", "kv_len", "head_dim"]
+    assert [k.name.removeprefix("attention_") for k in program.kernels] == ["convert", "hopper"]
+
+
+def test_queries_that_are_multiplied_as_they_are() -> None:
+    """Converted keys have their type, so that nothing is lost of rows of any size."""
+    spec = attngen.define(dtype=KV8, head_dim=64, params={"small": ("float", 1.0)}, score="s * small")
+    problem = sample(spec, Shape(1, 1, 1, 12, 300))
+    q = np.clip(from_storage(problem.q), -2.0, 2.0)
+    q *= np.array([1e30, 1e-30, 1e38, 1e-38, 0.0, 1.0, 7e4, 2.0**-130, 1e4, 1.0, 1.0, 1.0])[:, None]
+    q[0, 0, 9, 3] = np.nan
+    problem = replace(problem, q=round_to_storage(q, spec.dtype))
+    kernel = compiled(spec, "hopper", "sm_90a")
+    for small in (1.0, 1e-30, 1e30):
+        found = compared(kernel, problem, small=small)
+        assert found.passed, (small, found)
 
 
 def test_queries_that_fp16_has_not() -> None:
@@ -121,12 +182,13 @@ def test_queries_that_fp16_has_not() -> None:
 
 
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
-def test_decode_keeps_nan(code: int) -> None:
+@pytest.mark.parametrize("schedule", ["decode", "hopper", "fused", "wgmma"])
+def test_nan_stays_nan(schedule: str, code: int) -> None:
     spec = attngen.define(dtype=KV8, head_dim=16)
     q, ones = (
         round_to_storage(np.ones((1, 1, n, 16), np.float32), dtype) for n, dtype in ((1, spec.dtype), (3, FP8_DTYPES[0]))
     )
-    kernel = compiled(spec, "decode", "sm_90a")
+    kernel = compiled(spec, schedule, "sm_90a")
     for tensor in ("k", "v"):
         arrays = {"k": ones.copy(), "v": ones.copy()}
         arrays[tensor].view(np.uint8)[0, 0, 1, 5] = code
@@ -134,7 +196,7 @@ def test_decode_keeps_nan(code: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", FP8_DTYPES, ids=str)
-@pytest.mark.parametrize("schedule", ["naive", "tiled", "decode"])
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused", "wgmma", "hopper", "decode"])
 def test_every_number_of_8_bits_is_read_as_it_is(schedule: str, dtype: DType) -> None:
     """V has all 256 of them, in a row that is the only one that its query sees."""
     spec = attngen.define(dtype={"q": "fp16", "k": dtype.name, "v": dtype.name}, head_dim=16, head_dim_v=256)
@@ -192,13 +254,13 @@ def test_what_is_no_scale_is_refused(keywords: dict[str, Any], says: str) -> Non
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize("schedule", ["fused", "wgmma", "hopper"])
-@pytest.mark.parametrize(("settings", "statement"), [({"dtype": KV8}, "dtype"), ({"v_scale": 0.5}, "scaled v")])
-def test_schedules_that_lack_them_say_which_do(schedule: str, settings: dict[str, Any], statement: str) -> None:
-    with pytest.raises(PlanRefusal, match=f"(?s)`{statement}`.*auto, or one of: naive, tiled, decode") as refused:
-        choose(attngen.define(head_dim=64, **({"dtype": "bf16"} | settings)), ARCHES["sm_90a"], schedule)
-    assert refused.value.diagnostics[0].statement == statement
-    assert choose(attngen.define(head_dim=64, **({"dtype": "bf16"} | settings)), ARCHES["sm_90a"]).keyword == "tiled"
+@pytest.mark.parametrize(
+    ("arch", "size", "keyword"),
+    [("sm_90a", 64, "hopper"), ("sm_90a", 512, "hopper"), ("sm_80", 256, "fused"), ("sm_75", 64, "fused")],
+)
+def test_auto_takes_what_it_takes_of_16_bits(arch: str, size: int, keyword: str) -> None:
+    for settings in ({"dtype": KV8}, {"dtype": "bf16", "v_scale": 0.5}):
+        assert choose(attngen.define(head_dim=size, **settings), ARCHES[arch]).keyword == keyword
 
 
 @pytest.mark.parametrize(("settings", "statement"), [({"dtype": KV8}, "dtype"), ({"v_scale": 0.5}, "scaled v")])
@@ -224,6 +286,22 @@ def test_what_decode_lacks_is_refused(settings: dict[str, Any], says: str) -> No
     spec = attngen.define(**({"dtype": "bf16", "head_dim": 64} | settings))
     with pytest.raises(PlanRefusal, match=f"(?s){says}.*auto, or one of: naive, tiled"):
         choose(spec, ARCHES["sm_90a"], "decode")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"dtype": KV8 | {"v": "bf16"}}, "it has K and V of 8 bits"),
+        ({"dtype": KV8 | {"o": "fp32"}}, "Q and O of one other"),
+        ({"dtype": {"q": "fp8_e4m3", "k": "fp8_e4m3", "v": "fp8_e4m3", "o": "bf16"}}, "Q and O of one other"),
+        ({"v_scale": "1.0 + k"}, "one for all keys"),
+    ],
+)
+def test_what_they_lack_where_keys_are_converted_is_refused(settings: dict[str, Any], says: str) -> None:
+    spec = attngen.define(**({"dtype": "bf16", "head_dim": 64} | settings))
+    for schedule in ("hopper", "fused", "wgmma"):
+        with pytest.raises(PlanRefusal, match=f"(?s){says}.*auto, or one of: naive, tiled"):
+            choose(spec, ARCHES["sm_90a"], schedule)
 
 
 def test_decode_needs_an_instruction_for_e4m3() -> None:

@@ -36,7 +36,7 @@ class Decode(ByMma):
 
     def maps(self) -> list[Parameter]:
         """The tensor maps of K and V, if TMA copies them."""
-        return [self.tensor_map(t, box_rows(self.plan)) for t in (self.key_tensors if self.by_tma else "")]
+        return [self.tensor_map(t, box_rows(self.plan, self.spec)) for t in (self.key_tensors if self.by_tma else "")]
 
     @property
     def key_tensors(self) -> str:
@@ -126,7 +126,7 @@ class Decode(ByMma):
                 else []
             ),
             *slabs_of(self.spec),
-            box_constant(plan),
+            box_constant(plan, self.spec),
             *self.operand_constants(1, "QK_WIDTH", pads_keys=not self.by_tma),
             ConstantLine("O_STRIDE", f"{self.v_width} + {OUTPUT_PAD}", "of sums of O, in the memory of K and V"),
             ConstantLine("QUADS", "HEAD_DIM_V / 4", "of neighbouring columns of O"),

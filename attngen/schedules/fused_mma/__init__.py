@@ -1,6 +1,7 @@
 """The schedule `fused_mma`, as one object."""
 
 from attngen.plan.plan import WIDEST_HEAD, Schedule
+from attngen.plan.prepared import converted_types
 from attngen.plan.register_table import PORTABLE, Measured
 from attngen.schedules.fused_mma import plan, registers, shown
 from attngen.schedules.fused_mma.context import FusedMma
@@ -13,6 +14,8 @@ FUSED_MMA = Schedule(
     propose=plan.propose,
     largest_head=WIDEST_HEAD,
     why_not=plan.why_not,
+    types=converted_types,
+    converts_keys=True,
     needs=NEEDED,
     tiles=plan.tiles,
     holds_q=registers.may_hold_q,

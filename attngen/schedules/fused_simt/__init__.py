@@ -1,6 +1,7 @@
 """The schedule `fused_simt`, as one object."""
 
 from attngen.plan.plan import Schedule
+from attngen.plan.prepared import converted_types
 from attngen.schedules.fused_simt import plan, shown
 from attngen.schedules.fused_simt.context import FusedSimt
 
@@ -10,6 +11,8 @@ FUSED_SIMT = Schedule(
     summary="Fused without tensor cores: online softmax, tiles in shared memory as fp32; any storage type, any architecture.",
     in_return="products on the ordinary arithmetic units",
     propose=plan.propose,
+    types=converted_types,
+    converts_keys=True,
     tiles=plan.tiles,
     emulated_ns=12,
     context=FusedSimt,

@@ -1,6 +1,7 @@
 """The schedule `hopper`: an object for heads of up to 256, and one for wider heads."""
 
 from attngen.plan.plan import WIDEST_HEAD, Schedule
+from attngen.plan.prepared import converted_types
 from attngen.schedules.hopper import needs, plan, shown, wide_plan, wide_shown
 from attngen.schedules.hopper.context import Hopper
 from attngen.schedules.hopper.wide_context import HopperWide
@@ -12,6 +13,8 @@ HOPPER = Schedule(
     summary="A persistent kernel with warp specialization: a producer copies by TMA, two to four consumers multiply by wgmma.",
     propose=plan.propose,
     why_not=wgmma.why_not,
+    types=converted_types,
+    converts_keys=True,
     needs=wgmma.NEEDED,
     tiles=plan.tiles,
     by_lengths=plan.by_lengths,
@@ -31,6 +34,8 @@ HOPPER_WIDE = Schedule(
     summary="hopper for heads of more than 256: two consumers have the same rows, and half of the columns of O each.",
     propose=wide_plan.propose,
     why_not=wgmma.why_not,
+    types=converted_types,
+    converts_keys=True,
     needs=wgmma.NEEDED,
     largest_head=WIDEST_HEAD,
     tiles=wide_plan.tiles,

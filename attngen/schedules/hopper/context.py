@@ -67,7 +67,7 @@ class Hopper(ByTma):
             *self.fused_numbers(),
             *self.softmax_constants(),
             ConstantLine("STAGES", plan.stages, "tiles of K, and of V, in shared memory"),
-            box_constant(plan),
+            box_constant(plan, self.spec),
             ConstantLine("CONSUMERS", self.own.consumers, "warpgroups that multiply, 64 rows each"),
             ConstantLine("WARPGROUP_ROWS", WARPGROUP_ROWS),
             ConstantLine("RELEASES", *RELEASES[self.own.warps_release]),

@@ -17,7 +17,7 @@ class HopperWide(Hopper):
     own: WidePlan
 
     def maps(self) -> list[Parameter]:
-        rows = box_rows(self.plan)
+        rows = box_rows(self.plan, self.spec)
         return [
             self.tensor_map("Q", self.q_rows()),
             self.tensor_map("K", rows),

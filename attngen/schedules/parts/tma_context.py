@@ -20,7 +20,7 @@ class ByTma(Fused):
 
     def maps(self) -> list[Parameter]:
         """The tensor maps of Q, K and V, with the rows that one copy has."""
-        return [self.tensor_map("Q", self.q_rows()), *(self.tensor_map(t, box_rows(self.plan)) for t in "KV")]
+        return [self.tensor_map("Q", self.q_rows()), *(self.tensor_map(t, box_rows(self.plan, self.spec)) for t in "KV")]
 
     def strides_of_sequences(self) -> list[Parameter]:
         """Those that lead to a sequence's first key, or to a page, where a tensor map has one end for all sequences."""
@@ -51,13 +51,13 @@ class ByTma(Fused):
         return [*slabs_of(spec), *more, ConstantLine("K_STEPS", steps, "steps of 16 over the head size" + what)]
 
 
-def box_rows(plan: Plan) -> int:
+def box_rows(plan: Plan, spec: AttentionSpec) -> int:
     """The keys that one copy has: of a tile, or as many as lie in one page wherever the tile begins."""
-    return gcd(plan.block_kv, plan.facts.spec.kernel.page_size or 0)
+    return gcd(plan.block_kv, spec.kernel.page_size or 0)
 
 
-def box_constant(plan: Plan) -> ConstantLine:
-    return ConstantLine("BOX_ROWS", box_rows(plan), "keys of a copy")
+def box_constant(plan: Plan, spec: AttentionSpec) -> ConstantLine:
+    return ConstantLine("BOX_ROWS", box_rows(plan, spec), "keys of a copy")
 
 
 def slabs_of(spec: AttentionSpec) -> list[ConstantLine]:

@@ -1,6 +1,7 @@
 """The schedule `wgmma`, as one object."""
 
 from attngen.plan.plan import Schedule
+from attngen.plan.prepared import converted_types
 from attngen.plan.register_table import Measured
 from attngen.schedules.parts import wgmma
 from attngen.schedules.wgmma import plan, registers, shown
@@ -12,6 +13,8 @@ WGMMA = Schedule(
     summary="The step between fused and hopper: TMA copies the tiles and warpgroups multiply by wgmma; no warp specialization.",
     propose=plan.propose,
     why_not=wgmma.why_not,
+    types=converted_types,
+    converts_keys=True,
     needs=wgmma.NEEDED,
     tiles=plan.tiles,
     measured=Measured(

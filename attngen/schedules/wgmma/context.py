@@ -32,5 +32,5 @@ class FusedWgmma(ByTma):
             ROW_BLOCKS,
             ConstantLine("STAGES", plan.stages, "tiles of K, and of V, in shared memory"),
             *self.slab_constants(),
-            box_constant(plan),
+            box_constant(plan, self.spec),
         ]

@@ -1,0 +1,37 @@
+"""Rows that a kernel before the others prepares: what those read in place of the tensors of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from attngen.plan.facts import SpecFacts, facts_of
+from attngen.plan.memo import remembered
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import FP8_DTYPES
+from attngen.spec.expr import names_in
+
+
+def has_bytes(spec: AttentionSpec) -> bool:
+    """Whether K and V have 8 bits, and Q and O more."""
+    q, k, v, o = spec.dtypes.values()
+    return {k, v} <= {*FP8_DTYPES} and q not in FP8_DTYPES and o is q
+
+
+def with_converted_keys(spec: AttentionSpec) -> AttentionSpec:
+    """`spec` with keys and values of the type of Q, in no pages: in workspaces they lie as those of padded sequences."""
+    return replace(spec, k_dtype=None, v_dtype=None, kernel=replace(spec.kernel, copied=True, page_size=None))
+
+
+@remembered
+def facts_of_converted(facts: SpecFacts) -> SpecFacts:
+    """The facts of that spec."""
+    return facts_of(with_converted_keys(facts.spec), facts.wanted, facts.deterministic)
+
+
+def converted_types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
+    """The limits of schedules whose keys and values of 8 bits are converted before, and which multiply O by a scale of V."""
+    if spec.is_mixed and not has_bytes(spec):
+        yield "dtype", "beside tensors of one type it has K and V of 8 bits, with Q and O of one other"
+    if spec.v_scale is not None and "k" in names_in(spec.v_scale):
+        yield "scaled v", "its scale of V is one for all keys"
