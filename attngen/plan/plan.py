@@ -129,6 +129,7 @@ class Schedule:
     why_not: Callable[[SpecFacts, Arch], str] = lambda facts, arch: ""  # why it cannot compute the spec; empty if it can
     propose: Callable[[Schedule, SpecFacts, Arch], Plan]  # raises PlanRefusal
     largest_head: int = LARGEST_HEAD  # elements of a row of Q, K or V, at most
+    heads_above: int = 0  # it is for heads of more elements
     types: Callable[[AttentionSpec], Iterator[tuple[str, str]]] = one_type  # as `limits`: of element types and scales of V
     needs: tuple[Feature, ...] = ()  # what an architecture must have for it to compute any spec
     tiles: Callable[[SpecFacts, Arch], tuple[Tile, ...]] = lambda facts, arch: ()  # those that fit, for tuning
@@ -174,6 +175,8 @@ class Schedule:
         """What keeps it from computing the spec on any architecture: a statement of the spec, and the reason."""
         if max(spec.head_dim, spec.head_dim_v) > self.largest_head:
             yield "head_dim", f"its heads have at most {self.largest_head} elements"
+        if max(spec.head_dim, spec.head_dim_v) <= self.heads_above:
+            yield "head_dim", f"it is for heads of more than {self.heads_above} elements"
         yield from self.types(spec)
         if spec.rotary is not None and spec.k_dtype is not None:
             yield "rotary", "its rotated keys are numbers of the type that Q has"

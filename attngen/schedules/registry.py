@@ -43,7 +43,8 @@ def schedules_for(spec: AttentionSpec, arch: Arch, wanted: tuple[str, ...] = ())
 
 
 def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule:
-    """The schedule that `keyword` stands for; one that does not suit if there is no other: it refuses with the reason.
+    """The schedule that `keyword` stands for; one that does not suit if there is no other: it refuses with the reason, one that
+    computes the spec on other architectures before one that never does.
 
     Raises PlanRefusal if the keyword has no backward.
     """
@@ -54,7 +55,8 @@ def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule
         raise refusal(
             "kernel", what, f"the call requests gradients by {keyword}", f"compute gradients by auto, or one of: {others}"
         )
-    return next((s for s in named if s.suits(facts, arch)), named[-1])
+    elsewhere = [s for s in named if not any(s.limits(facts.spec))]
+    return next((s for s in named if s.suits(facts, arch)), (elsewhere or named)[-1])
 
 
 def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:

@@ -55,7 +55,10 @@ PREFERRED_SHARED = tuple(
 )
 PREFERRED_SHARED_SPLIT = tuple(Tile(q, 16, 1, 8) for q in (32, 16))
 POSSIBLE_SHARED = tuple(
-    Tile(q, kv, stages, warps) for q, warps in ((64, 8), (32, 8), (32, 4), (16, 8), (16, 4)) for kv in (64, 32, 16) for stages in (1, 2)
+    Tile(q, kv, stages, warps)
+    for q, warps in ((64, 8), (32, 8), (32, 4), (16, 8), (16, 4))
+    for kv in (64, 32, 16)
+    for stages in (1, 2)
 )
 WARPS_HAVE: dict[mma.WarpsHave, str] = {
     "rows": "{rows} rows each: no warp needs the scores of another{shared}",

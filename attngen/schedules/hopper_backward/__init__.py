@@ -1,6 +1,6 @@
 """The backward of the schedule `hopper`: an object for heads of up to 256, and one for wider heads."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import LARGEST_HEAD, Schedule
 from attngen.schedules.hopper_backward import plan, shown, wide_plan, wide_shown
 from attngen.schedules.hopper_backward.context import HopperBackward
 from attngen.schedules.hopper_backward.wide_context import HopperWideBackward
@@ -32,6 +32,7 @@ HOPPER_WIDE_BACKWARD = Schedule(
     propose=wide_plan.propose,
     why_not=wide_plan.why_not,
     largest_head=wide_plan.WIDEST,
+    heads_above=LARGEST_HEAD,
     tiles=wide_plan.tiles,
     in_return="dV, dK and dQ have a kernel each",
     on_tensor_cores=True,

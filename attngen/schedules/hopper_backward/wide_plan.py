@@ -1,4 +1,4 @@
-"""The plan of the Hopper backward for wide heads: a kernel for each of dV, dK and dQ, whose sums two warpgroups divide by columns."""
+"""The plan of the Hopper backward for wide heads: a kernel for each of dV, dK and dQ, whose columns two warpgroups divide."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from attngen.plan.arch import Arch
 from attngen.plan.decisions import saved_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
-from attngen.plan.plan import LARGEST_HEAD, Decision, Plan, Schedule, refusal
+from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import SharedBuffer, aligned
 from attngen.plan.tile import Tile
@@ -27,7 +27,6 @@ from attngen.schedules.hopper_backward.plan import (
 )
 from attngen.schedules.parts import wgmma
 from attngen.schedules.parts.wgmma import WARPGROUP_ROWS, slabs
-from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 
 WIDEST = 512  # elements of a head, at most: half of the columns of 64 rows of a sum are then 128 registers a thread
@@ -37,8 +36,6 @@ TILE = Tile(WARPGROUP_ROWS, WARPGROUP_ROWS, 1, WARPS)
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
-    if max(facts.spec.head_dim, facts.spec.head_dim_v) <= LARGEST_HEAD:
-        return f"it is for heads of more than {LARGEST_HEAD} elements"
     reason = wgmma.why_not(facts, arch)
     if reason:
         return reason
@@ -185,13 +182,17 @@ def decisions(facts: SpecFacts, own: WideBackwardPlan) -> Iterator[Decision]:
     on_their_way = [used[name] for name in own.kernels if name not in OF_ROWS]
     yield Decision("slabs on their way", ", ".join(on_their_way), WHY_STREAMED)
     yield Decision("registers", "{} and {} a thread".format(*own.key_registers), "copying needs few; sums need many")
-    yield Decision("next products", "behind the sums", "products of the next tile run together with those of the sum of this one")
-    yield Decision("blocks", "one for each SM", "persistent kernels: a block takes work tiles from a counter, the longest first")
+    yield Decision(
+        "next products", "behind the sums", "products of the next tile run together with those of the sum of this one"
+    )
+    yield Decision(
+        "blocks", "one for each SM", "persistent kernels: a block takes work tiles from a counter, the longest first"
+    )
     yield Decision("swizzle", "128 bytes", WHY_SWIZZLE)
 
 
 WHY_THREE = (
-    "registers of an SM hold one sum of 64 rows, or keys; each kernel computes the pairs that it needs, eight products instead of five"
+    "registers of an SM hold one sum of 64 rows, or keys; each kernel computes its pairs, eight products instead of five"
 )
 WHY_DETERMINISTIC = "each sum belongs to one block and has a fixed order: no atomics, the same bits in every run"
 WHY_HALVES = "one copies; of a tile of pairs two compute half each, of the sum half of the columns each"
