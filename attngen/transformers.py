@@ -23,7 +23,7 @@ from types import CellType, FunctionType
 from typing import Any
 
 from attngen.optional import required
-from attngen.plan.plan import LARGEST_HEAD
+from attngen.plan.plan import WIDEST_HEAD
 
 with required("torch", "attngen.transformers", "'attngen[transformers]'"):
     import torch
@@ -226,9 +226,9 @@ def attention(
         raise ArgumentError('no kernel has the attention weights as an output; use attn_implementation="eager" for them')
     if refused := [name for name in UNREAD_OPTIONS if options.get(name) is not None]:
         raise ArgumentError(f"attngen does not read the option `{refused[0]}` of this model's attention; {_instead(config)}")
-    if (size := max(query.shape[3], value.shape[3])) > LARGEST_HEAD:
+    if (size := max(query.shape[3], value.shape[3])) > WIDEST_HEAD:
         raise ArgumentError(
-            f"the model has heads of size {size}, and attngen's kernels at most {LARGEST_HEAD}; {_instead(config)}"
+            f"the model has heads of size {size}, and attngen's kernels at most {WIDEST_HEAD}; {_instead(config)}"
         )
     if query.shape[0] != key.shape[0] and 1 in (query.shape[0], key.shape[0]):
         batch = query.shape[0] * key.shape[0]

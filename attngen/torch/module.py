@@ -18,7 +18,7 @@ from attngen.device.arrays import ArgumentError
 from attngen.device.params import refuse_unknown
 from attngen.diagnostics import counted, refuse_keywords
 from attngen.language import define
-from attngen.plan.plan import LARGEST_HEAD
+from attngen.plan.plan import WIDEST_HEAD
 from attngen.sdpa import check_dropout, check_equal_heads, check_flags, plain_scale, written_scale
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.check import check
@@ -166,7 +166,7 @@ class Attention(torch.nn.Module):
 
     def _describe(self, given: dict[str, Any]) -> None:
         some = "fp32" if "precision" in given else "fp16"
-        size = LARGEST_HEAD if "rotary" in given else 64  # as many elements as may be rotated
+        size = WIDEST_HEAD if "rotary" in given else 64  # as many elements as may be rotated
         keywords, captured = without_functions(given, some, size)  # mistakes show here, whatever the tensors will be
         if SOFTMAX_SCALE in {*keywords.get("inputs", {}), *keywords.get("params", {})}:  # a name of the caller
             self._written_scale, self._numbers = None if self._scale is None else str(self._scale), {}

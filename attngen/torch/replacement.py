@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from attngen.plan.plan import LARGEST_HEAD
+from attngen.plan.plan import WIDEST_HEAD
 from attngen.torch import registry
 from attngen.torch.functional import attention
 from attngen.torch.layout import all_tensors, plain_mask
@@ -129,7 +129,7 @@ def _cannot(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, enable_
     if query.dim() > 4:
         return f"q has {query.dim()} dimensions"
     for size in (query.shape[-1], value.shape[-1]):
-        if not 1 <= size <= LARGEST_HEAD:  # a range would have to know it: to torch.compile it may be a symbol
+        if not 1 <= size <= WIDEST_HEAD:  # a range would have to know it: to torch.compile it may be a symbol
             return f"the head size is {size}"
     if _is_broadcast(query, key, value, enable_gqa):
         return "q, k and v are broadcast to one shape"

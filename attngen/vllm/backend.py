@@ -30,7 +30,7 @@ with required("vllm", "attngen.vllm", "vllm"):
     from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
 from attngen.plan import ARCHES
-from attngen.plan.plan import LARGEST_HEAD
+from attngen.plan.plan import WIDEST_HEAD
 from attngen.schedules import FEW_ROWS
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.append import NO_SCALES, Scales, appended
@@ -85,7 +85,7 @@ class AttngenBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and 8 <= head_size <= LARGEST_HEAD
+        return head_size % 8 == 0 and 8 <= head_size <= WIDEST_HEAD
 
     @classmethod
     def supports_sink(cls) -> bool:

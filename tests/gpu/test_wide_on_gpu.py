@@ -93,7 +93,7 @@ def test_keys_of_8_bits(schedule: str, element: str, head_dim: int) -> None:
 @pytest.mark.parametrize("kv_heads", [4, 1])
 @pytest.mark.parametrize("head_dim", [320, 512])
 def test_training_with_wide_heads(mask: str | None, kv_heads: int, head_dim: int) -> None:
-    """Gradients beside those of torch's math in the same types: at most twice their largest error."""
+    """Gradients beside those of torch's math in the same types: at most their largest error, and a unit in the last place."""
     for length in (65, 300):
         given = [randn(2, 4, length, head_dim), *(randn(2, kv_heads, length, head_dim) for _ in range(2))]
         dout = randn(2, 4, length, head_dim)
@@ -101,13 +101,14 @@ def test_training_with_wide_heads(mask: str | None, kv_heads: int, head_dim: int
         for side, dtype in (("exact", torch.float64), ("torch", torch.bfloat16), ("ours", torch.bfloat16)):
             q, k, v = (t.to(dtype).requires_grad_() for t in given)
             if side == "ours":
-                out = Attention(mask=mask)(q, k, v)
+                out = Attention(mask=mask, enable_gqa=True)(q, k, v)
             else:
                 with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
                     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(mask), enable_gqa=True)
             found[side] = torch.autograd.grad(out, (q, k, v), dout.to(dtype))
         for exact, theirs, ours in zip(found["exact"], found["torch"], found["ours"], strict=True):
-            assert (ours.double() - exact).abs().max() <= 2 * (theirs.double() - exact).abs().max()
+            unit = torch.finfo(torch.bfloat16).eps * exact.abs().max()
+            assert (ours.double() - exact).abs().max() <= (theirs.double() - exact).abs().max() + unit
 
 
 @pytest.mark.parametrize("name", ["gemma4", "deepseek_v3"])
@@ -142,7 +143,7 @@ def test_layers_of_their_sizes(name: str) -> None:
     assert ours <= 1.5 * theirs + 1e-3, (ours, theirs)
 
 
-@pytest.mark.parametrize("text", ["head_dim 64 dtype q bf16 k fp8_e4m3 v fp8_e4m3", "head_dim 128 values k[0:64]"])
+@pytest.mark.parametrize("text", ["head_dim 64 dtype q bf16 k fp8_e4m3 v fp8_e4m3", "dtype bf16 head_dim 128 values k[0:64]"])
 def test_benches_of_their_types(text: str) -> None:
     (spec,) = load_text(f"attention measured {{ {text} }}")
     (case,) = sweep.cases(spec, [256], [], [], False, 512)

@@ -120,7 +120,7 @@ def test_sizes_may_be_symbols_of_torch_compile() -> None:
     [
         ({"dropout_p": 1.0}, "nothing is kept"),
         ({"dtype": torch.float64}, "float64"),
-        ({"size": 264}, "head size is 264"),
+        ({"size": 584}, "head size is 584"),
         ({"shape": (1, 2, 2, 20)}, "5 dimensions"),
     ],
 )

@@ -391,8 +391,8 @@ def test_options_that_attngen_does_not_read_are_refused(option: str) -> None:
 
 
 def test_large_heads_are_refused() -> None:
-    q = torch.randn(1, 2, 4, 512)
-    with pytest.raises(ArgumentError, match=r'heads of size 512.*at most 256; use attn_implementation="sdpa"'):
+    q = torch.randn(1, 2, 4, 640)
+    with pytest.raises(ArgumentError, match=r'heads of size 640.*at most 576; use attn_implementation="sdpa"'):
         attngen.transformers.attention(torch.nn.Module(), q, q, q, None)
 
 
