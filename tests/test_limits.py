@@ -63,7 +63,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "sum is not in this language": lambda: plain(score="sum(s)"),
     "rand is not in this language": lambda: plain(score="rand()"),
     "its heads have at most 256 elements": lambda: attngen.compile(
-        attngen.define(head_dim=264), kernel="fused", device="emulated"
+        attngen.define(head_dim=264), kernel="wgmma", device="emulated"
     ),
     "no schedule has such heads": lambda: attngen.compile(attngen.define(head_dim=584), device="emulated"),
     "head size 13 is not a multiple of 8": lambda: plain(head_dim=13),
