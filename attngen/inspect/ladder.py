@@ -94,6 +94,12 @@ def planned_rotary() -> list[tuple[AttentionSpec, Plan]]:
     return [(spec, choose(spec, ARCHES["sm_80"], "fused", direction=direction)) for direction in get_args(Direction)]
 
 
+def planned_wide() -> tuple[AttentionSpec, Plan]:
+    """A spec of wide heads, which hopper computes with another kernel."""
+    spec = define(name="wide_heads", dtype="bf16", head_dim=512, heads=(8, 4), mask="causal")
+    return spec, choose(spec, ARCHES["sm_90a"], "hopper")
+
+
 def program(
     spec_name: str, schedule: ScheduleName, arch: str, direction: Direction = "forward", comments: Comments = "brief"
 ) -> Program:
@@ -109,7 +115,7 @@ def rotary_programs(comments: Comments = "brief") -> list[Program]:
 def kernels() -> list[tuple[AttentionSpec, Plan]]:
     """The spec and plan of every file of `generated/` that is a kernel of a spec."""
     backwards = [planned(*entry, "backward") for entry in BACKWARD]
-    return [*(planned(*entry) for entry in LADDER), *backwards, *planned_rotary()]
+    return [*(planned(*entry) for entry in LADDER), *backwards, *planned_rotary(), planned_wide()]
 
 
 def ladder() -> dict[str, Program]:
@@ -120,7 +126,7 @@ def ladder() -> dict[str, Program]:
 
 def files() -> dict[str, str]:
     """The texts of `generated/` by file name: each kernel and its manifest."""
-    sources = ladder() | {f"{one.name}.cu": one for one in rotary_programs()}
+    sources = ladder() | {f"{one.name}.cu": one for one in (*rotary_programs(), emit(*planned_wide()))}
     return {name: source.text for name, source in sources.items()} | {
         name.replace(".cu", ".json"): to_manifest(source) for name, source in sources.items()
     }

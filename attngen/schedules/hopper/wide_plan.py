@@ -147,13 +147,13 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> WidePlan:
 
 def outputs(spec: AttentionSpec) -> Iterator[tuple[Output, int, int]]:
     """Where O may lie, how many of its slabs a warp has there, and how many tiles of weights are beside it: the preferred ones
-    first. The consumers share the slabs of Q."""
+    first. Over Q, whose slabs the consumers share, there must be room for all slabs."""
     half, of_q = half_slabs(spec), slabs(spec.head_dim) // CONSUMERS
     widths = [n for n in range(half, 0, -1) if half % n == 0]
     for stages in (2, 1):
         yield from (("beside", n, stages) for n in dict.fromkeys((widths[0], 1)))
     for stages in (2, 1):
-        yield from (("over", n, stages) for n in widths if n <= of_q)
+        yield from (("over", n, stages) for n in widths[:1] if n <= of_q)
 
 
 def _fits(facts: SpecFacts, arch: Arch, tile: Tile, output: Output, output_slabs: int, weight_stages: int) -> bool:
