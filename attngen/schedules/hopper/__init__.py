@@ -1,6 +1,6 @@
 """The schedule `hopper`: an object for heads of up to 256, and one for wider heads."""
 
-from attngen.plan.plan import WIDEST_HEAD, Schedule
+from attngen.plan.plan import LARGEST_HEAD, WIDEST_HEAD, Schedule
 from attngen.plan.prepared import converted_types
 from attngen.schedules.hopper import needs, plan, shown, wide_plan, wide_shown
 from attngen.schedules.hopper.context import Hopper
@@ -37,6 +37,7 @@ HOPPER_WIDE = Schedule(
     types=converted_types,
     converts_keys=True,
     needs=wgmma.NEEDED,
+    heads_above=LARGEST_HEAD,
     largest_head=WIDEST_HEAD,
     tiles=wide_plan.tiles,
     in_return="two warpgroups have half of the columns of O each",
