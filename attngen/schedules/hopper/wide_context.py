@@ -8,7 +8,7 @@ from attngen.emit.constants import ConstantLine
 from attngen.emit.program import Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.schedules.hopper.context import Hopper
-from attngen.schedules.hopper.wide_plan import FOLLOWER_REGISTERS, WidePlan
+from attngen.schedules.hopper.wide_plan import FOLLOWER_REGISTERS, WidePlan, most_slabs
 from attngen.schedules.parts.tma_context import box_rows
 from attngen.schedules.parts.wgmma import SLAB
 
@@ -25,10 +25,10 @@ class HopperWide(Hopper):
         ]
 
     def v_columns(self) -> int:
-        return SLAB * self.own.half_slabs
+        return SLAB * (self.own.value_slabs // 2)
 
     def products(self) -> list[Wgmma]:
-        shared = Wgmma("wgmma_pv_shared", self.v_columns(), self.spec.dtype.name, b_transposed=True)
+        shared = Wgmma("wgmma_pv_shared", SLAB * most_slabs(self.spec), self.spec.dtype.name, b_transposed=True)
         return [*super().products(), shared]
 
     def constants(self) -> list[ConstantLine]:
@@ -38,8 +38,9 @@ class HopperWide(Hopper):
     def output_constants(self) -> list[ConstantLine]:
         own = self.own
         return [
-            ConstantLine("HALF_SLABS", own.half_slabs, "of O and V of each consumer"),
-            ConstantLine("OUTPUT_COLUMNS", "64 * HALF_SLABS", "columns of O in registers of a consumer"),
+            ConstantLine("VALUE_SLABS", own.value_slabs, "of V and O, of both consumers"),
+            ConstantLine("OUTPUT_COLUMNS", "64 * (VALUE_SLABS / 2)", "columns of O in registers of the first consumer"),
+            ConstantLine("FOLLOWER_COLUMNS", "64 * VALUE_SLABS - OUTPUT_COLUMNS", "and of the second"),
             ConstantLine("K_PARTS", own.key_parts, "parts of a tile of K, by columns"),
             ConstantLine("V_PARTS", own.value_parts, "parts of a tile of V, by keys, each in two halves of its columns"),
             ConstantLine("FOLLOWER_REGISTERS", FOLLOWER_REGISTERS, "of a thread of the second consumer"),
@@ -53,7 +54,7 @@ class HopperWide(Hopper):
         ]
 
     def context(self) -> dict[str, Any]:
-        return super().context() | {"half_slabs": self.own.half_slabs, "output": self.own.output}
+        return super().context() | {"value_slabs": self.own.value_slabs, "output": self.own.output}
 
 
 RELEASES = {

@@ -32,9 +32,14 @@ PREFERRED = tuple(Tile(WARPGROUP_ROWS, kv, 1, WARPS) for kv in (64, 48, 32, 16))
 POSSIBLE = tuple(Tile(WARPGROUP_ROWS, kv, s, WARPS) for kv in (128, 96, 80, 64, 48, 32, 16) for s in (3, 2, 1))
 
 
-def half_slabs(spec: AttentionSpec) -> int:
-    """Slabs of O and of V that each consumer has; zeros fill the last one of the second if their number is odd."""
-    return -(-slabs(spec.head_dim_v) // 2)
+def value_slabs(spec: AttentionSpec) -> int:
+    """Slabs of V, and of O: at least one for each consumer."""
+    return max(slabs(spec.head_dim_v), CONSUMERS)
+
+
+def most_slabs(spec: AttentionSpec) -> int:
+    """Those of the second consumer: half of them, or one more than the first has, which needs registers for scores too."""
+    return -(-value_slabs(spec) // 2)
 
 
 def key_parts(spec: AttentionSpec) -> int:
@@ -55,7 +60,7 @@ def _parts(own: WidePlan, facts: SpecFacts) -> tuple[str, str]:
 
 def _output(own: WidePlan, facts: SpecFacts) -> tuple[str, str]:
     return (
-        f"{own.output_slabs} of {own.half_slabs} slabs a warp",
+        f"{own.output_slabs} of {most_slabs(facts.spec)} slabs a warp",
         "of 64 columns; TMA copies them to global memory in the background",
     )
 
@@ -67,7 +72,7 @@ class WidePlan(HopperPlan):
     beside_last: BesideLast = "nothing"
     replaces_output: bool = False
     output_slabs: int = choice("O in shared memory", _output)
-    half_slabs: int  # slabs of 64 columns of O of each consumer
+    value_slabs: int  # slabs of 64 columns of V, and of O: the second consumer has one more if they are odd
     key_parts: int
     value_parts: int = choice("parts of tiles", _parts)
     output: Output  # where O lies on its way to global memory
@@ -79,7 +84,7 @@ def buffers(
 ) -> tuple[SharedBuffer, ...]:
     spec = facts.spec
     t, kv, stages = spec.dtype.name, tile.block_kv, tile.stages
-    of_k, of_v, half = key_parts(spec), value_parts(spec, tile), half_slabs(spec)
+    of_k, of_v = key_parts(spec), value_parts(spec, tile)
     d = slabs(spec.head_dim)
     mbarriers = 4 + 2 * stages * (of_k + 2 * of_v) + 2 * weight_stages
     of_tiles = f"of {stages} tile{'s' if stages > 1 else ''}, in parts of"
@@ -92,7 +97,9 @@ def buffers(
     return (
         slab_tiles("Q", t, (d, WARPGROUP_ROWS), "the query rows", then="O" if output == "over" else ""),
         slab_tiles("K", t, (stages, of_k, d // of_k, kv), f"the keys {of_tiles} their columns"),
-        slab_tiles("V", t, (stages, of_v, 2, half, kv // of_v), f"the values {of_tiles} their keys, each consumer's columns"),
+        slab_tiles(
+            "V", t, (stages, of_v, value_slabs(spec), kv // of_v), f"the values {of_tiles} their keys, for each consumer"
+        ),
         slab_tiles("WEIGHTS", t, (weight_stages, slabs(kv), WARPGROUP_ROWS), "P, for the second consumer"),
         *([own_output] if output == "beside" else []),
         words("NOTICES", (weight_stages, 4 + WARPGROUP_ROWS), "what the second consumer does with O before", "float"),
@@ -105,7 +112,7 @@ def buffers(
 
 def registers(facts: SpecFacts, tile: Tile) -> int:
     """Registers that a thread of the first consumer needs: its columns of O, scores, weights, and the rest."""
-    output, scores = 32 * half_slabs(facts.spec), tile.block_kv // 2
+    output, scores = 32 * (value_slabs(facts.spec) // 2), tile.block_kv // 2
     dropped = needs.KEPT_REGISTERS if facts.spec.dropout is not None else 0
     return output + scores + scores // 2 + needs.OTHER_REGISTERS + needs.captured_registers(facts) + dropped
 
@@ -120,7 +127,7 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> WidePlan:
     spec = facts.spec
-    lanes_load, half = facts.bounds.per_tile or bool(facts.staged.keys), half_slabs(spec)
+    lanes_load = facts.bounds.per_tile or bool(facts.staged.keys)
     output, output_slabs, weight_stages = next(out for out in outputs(spec) if _fits(facts, arch, tile, *out))
     return WidePlan(
         consumers=CONSUMERS,
@@ -138,7 +145,7 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> WidePlan:
         warp_loads_keys=lanes_load,
         warps_release=lanes_load,
         pair_slots=0,
-        half_slabs=half,
+        value_slabs=value_slabs(spec),
         key_parts=key_parts(spec),
         value_parts=value_parts(spec, tile),
         weight_stages=weight_stages,
@@ -148,12 +155,11 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> WidePlan:
 def outputs(spec: AttentionSpec) -> Iterator[tuple[Output, int, int]]:
     """Where O may lie, how many of its slabs a warp has there, and how many tiles of weights are beside it: the preferred ones
     first. Over Q, whose slabs the consumers share, there must be room for all slabs."""
-    half, of_q = half_slabs(spec), slabs(spec.head_dim) // CONSUMERS
-    widths = [n for n in range(half, 0, -1) if half % n == 0]
+    most, of_q = most_slabs(spec), slabs(spec.head_dim) // CONSUMERS
     for stages in (2, 1):
-        yield from (("beside", n, stages) for n in dict.fromkeys((widths[0], 1)))
-    for stages in (2, 1):
-        yield from (("over", n, stages) for n in widths[:1] if n <= of_q)
+        yield from (("beside", n, stages) for n in dict.fromkeys((most, 1)))
+    if most <= of_q:
+        yield from (("over", most, stages) for stages in (2, 1))
 
 
 def _fits(facts: SpecFacts, arch: Arch, tile: Tile, output: Output, output_slabs: int, weight_stages: int) -> bool:
