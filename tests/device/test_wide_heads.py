@@ -1,0 +1,130 @@
+"""Heads of more than 256 columns by mma.sync: the warps of a block share its tiles, each with columns of O of its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen.plan import ARCHES, Problem
+from attngen.plan.plan import PlanRefusal
+from attngen.reference.problems import Shape, sample
+from attngen.schedules import choose
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import from_storage, round_to_storage
+from tests import tiers
+from tests.harness import compared, compile_text, compiled, emitted, is_right, run, solved
+from tests.left_out import first_finding, removable, unnoticed
+
+SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|cp_async_wait<[^>]+>\(\);|mbarrier_wait\(full[^;]*\);")
+WIDE = attngen.define(dtype="bf16", head_dim=512, mask="causal_bottom_right", lse=True)
+LATENT = attngen.define(dtype="fp16", head_dim=576, values=(64, 576), mask="causal_bottom_right", sink="0.5", lse=True)
+ODD = attngen.define(dtype="fp16", head_dim=264, head_dim_v=8, score="s - 0.1 * float(h)", mask="k > q - 30")
+SPLIT = attngen.define(dtype="fp32", head_dim=320, head_dim_v=328, mask="k <= q + 40", normalize="sigmoid")
+DOCUMENTS = attngen.define(
+    dtype="bf16", head_dim=320, head_dim_v=512, mask="ids[b, k] == ids[b, q] or k < 3 * h",
+    inputs={"ids": ("int32", ("batch", "kv_len"))},
+)  # fmt: skip
+DROPPING = attngen.define(dtype="bf16", head_dim=272, mask="causal", dropout=0.3)
+SPECS = {"wide": WIDE, "latent": LATENT, "odd": ODD, "split": SPLIT, "ids": DOCUMENTS}
+# batch, query heads, key/value heads, rows, keys: about the sizes of tiles, without keys, and of more than a block of rows
+SHAPES = (Shape(1, 2, 1, 5, 70), Shape(2, 4, 2, 1, 129), Shape(1, 1, 1, 33, 33), Shape(1, 2, 2, 3, 0), Shape(1, 1, 1, 66, 97))
+
+
+@pytest.mark.parametrize("arch", tiers.cases(["sm_80", "sm_90a"], quick=["sm_90a"]))
+@pytest.mark.parametrize("spec", tiers.cases(list(SPECS.values()), quick=[LATENT]), ids=list(SPECS))
+def test_decode(spec: AttentionSpec, arch: str) -> None:
+    for shape in SHAPES:
+        found = run(spec, "decode", shape, arch=arch)
+        assert found.passed, (shape, found)
+
+
+@pytest.mark.parametrize("arch", tiers.cases(["sm_80", "sm_90a"], quick=["sm_80"]))
+@pytest.mark.parametrize("spec", tiers.cases([*SPECS.values(), DROPPING], quick=[WIDE]), ids=[*SPECS, "dropout"])
+def test_fused(spec: AttentionSpec, arch: str) -> None:
+    for shape in SHAPES:
+        found = run(spec, "fused", shape, arch=arch)
+        assert found.passed, (shape, found)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_values_that_are_columns_of_keys_are_copied_once(arch: str) -> None:
+    """The kernel of splits reads no V: from its tile of K, it has both."""
+    split = next(k for k in emitted(LATENT, "decode", arch).kernels if k.name.endswith("split"))
+    assert not [p.name for p in split.parameters if p.of == "V"]
+    assert not [b for b in choose(LATENT, ARCHES[arch], "decode").buffers if b.name == "V"]
+
+
+def test_rotated_keys_are_other_numbers_than_values() -> None:
+    angles = ("fp32", ("positions", 32))
+    of_angles = {"rotary": "64 halves by cosines, sines", "inputs": {"cosines": angles, "sines": angles}}
+    rotated = attngen.define(dtype="bf16", head_dim=576, values=(0, 512), **of_angles)
+    assert [b.name for b in choose(rotated, ARCHES["sm_80"], "decode").buffers if b.name in "KV"] == ["K", "V"]
+
+
+@pytest.mark.parametrize("spec", [WIDE, LATENT], ids=["wide", "latent"])
+def test_a_row_with_nan_is_nan(spec: AttentionSpec) -> None:
+    for kv_len in (30, 300):
+        problem = sample(spec, Shape(1, 1, 1, 7, kv_len))
+        q = from_storage(problem.q)
+        q[0, 0, 3, 5], q[0, 0, 5, 0] = np.nan, np.inf
+        found = compared(compiled(spec, "decode"), replace(problem, q=round_to_storage(q, spec.dtype)))
+        assert found.passed, (kv_len, found)
+
+
+@pytest.mark.parametrize(("group", "rows", "block_q"), [(1, 1, 16), (16, 1, 16), (8, 4, 32), (16, 4, 64), (128, 1, 64)])
+def test_a_block_has_as_many_rows_as_share_keys(group: int, rows: int, block_q: int) -> None:
+    spec = attngen.define(dtype="bf16", head_dim=576, values=(0, 512))
+    plan = choose(spec, ARCHES["sm_90a"], problem=Problem(4 * group, rows, 4096, 132, group))
+    assert (plan.keyword, plan.block_q) == ("decode", block_q)
+
+
+def test_blocks_of_many_rows() -> None:
+    spec = attngen.define(dtype="bf16", head_dim=320, head_dim_v=512, heads=(64, 1), kernel="decode")
+    for arch in ("sm_80", "sm_90a"):
+        assert choose(spec, ARCHES[arch]).block_q == 64
+        found = run(spec, "decode", Shape(1, 64, 1, 2, 70), arch=arch)
+        assert found.passed, found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "schedule", "arch", "words"),
+    [
+        ("fp32", "decode", "sm_89", "smallest tile needs .* KiB"),
+        ("fp16", "fused", "sm_75", "at most 256"),
+        ("bf16", "wgmma", "sm_90a", "256"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(dtype: str, schedule: str, arch: str, words: str) -> None:
+    with pytest.raises(PlanRefusal, match=words):
+        choose(attngen.define(dtype=dtype, head_dim=512), ARCHES[arch], schedule)
+
+
+def test_keys_of_8_bits_are_refused() -> None:
+    types = {"q": "bf16", "k": "fp8_e4m3", "v": "fp8_e4m3", "o": "bf16"}
+    with pytest.raises(PlanRefusal, match="of 8 bits have at most 256"):
+        choose(attngen.define(dtype=types, head_dim=512), ARCHES["sm_90a"], "decode")
+
+
+def test_a_forward_that_saves_has_a_backward() -> None:
+    assert choose(WIDE, ARCHES["sm_80"], saves_lse=True).keyword == "fused"
+    assert choose(WIDE, ARCHES["sm_80"], wanted=("q", "k", "v")).keyword == "tiled"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("schedule", "arch"), [("decode", "sm_80"), ("decode", "sm_90a"), ("fused", "sm_80")])
+def test_each_wait_is_needed(schedule: str, arch: str) -> None:
+    """Without any one of the barriers and waits, a race is found or a result is wrong."""
+    source = emitted(WIDE, schedule, arch)
+    places = list(SYNCHRONIZATION.finditer(source.text))
+    kernels = [compile_text(WIDE, schedule, removable(source, places), seed, arch) for seed in (0, 5)]
+    problems = [solved(WIDE, Shape(1, 1, 1, 2, 260))]
+
+    def finding() -> str:
+        return first_finding(partial(is_right, kernel, *problem) for problem in problems for kernel in kernels)
+
+    assert unnoticed(source, places, kernels[0].kernel.library, finding) == []
