@@ -113,8 +113,10 @@ PARAMS = {
 HUGE = (2**30, -(2**30), 2**29, 1 - 2**29)  # values of `w` if it bounds indices and is in no score
 # Larger ones than other schedules have: of Q and K, and of V
 WIDE_OF_HOPPER = (8, 128, 256, 264, 288, 320, 384, 448, 512, 512)
+WIDE_BY_MMA = (264, 320, 512, 576), (8, 64, 256, 264, 320, 512)
 WIDE_HEADS = {
-    "decode": ((264, 320, 512, 576), (8, 64, 256, 264, 320, 512)),
+    "decode": WIDE_BY_MMA,
+    "fused": WIDE_BY_MMA,
     "hopper": (WIDE_OF_HOPPER, WIDE_OF_HOPPER),
 }  # by schedule: the sizes of Q and K, and of V
 SMALL_HEADS = (8, 16, 24, 32, 40, 48, 64, 64, 64, 80, 96, 128)  # sizes for masks with large constants, which need long problems
