@@ -50,7 +50,8 @@ def few_rows(usual: Plan) -> Rule | None:
     points = decode.row_counts(facts, arch)
 
     def when(problem: Problem) -> int | None:
-        packed = problem.rows * problem.group
+        # packed sequences have the longest's number of rows: with batch_invariant it must not matter
+        packed = problem.group * (1 if facts.spec.kernel.batch_invariant else problem.rows)
         return next((rows for rows in points if rows <= packed), points[-1]) if decode.is_for(problem) else None
 
     def plan(_: Plan, rows: int) -> Plan:

@@ -119,10 +119,10 @@ def test_a_forward_that_saves_has_a_backward() -> None:
 @pytest.mark.parametrize(("schedule", "arch"), [("decode", "sm_80"), ("decode", "sm_90a"), ("fused", "sm_80")])
 def test_each_wait_is_needed(schedule: str, arch: str) -> None:
     """Without any one of the barriers and waits, a race is found or a result is wrong."""
-    source = emitted(WIDE, schedule, arch)
+    source = emitted(LATENT, schedule, arch)
     places = list(SYNCHRONIZATION.finditer(source.text))
-    kernels = [compile_text(WIDE, schedule, removable(source, places), seed, arch) for seed in (0, 5)]
-    problems = [solved(WIDE, Shape(1, 1, 1, 2, 260))]
+    kernels = [compile_text(LATENT, schedule, removable(source, places), seed, arch) for seed in (0, 5)]
+    problems = [solved(LATENT, Shape(1, 1, 1, 2, kv_len)) for kv_len in (260, 0)]
 
     def finding() -> str:
         return first_finding(partial(is_right, kernel, *problem) for problem in problems for kernel in kernels)

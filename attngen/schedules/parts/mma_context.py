@@ -46,6 +46,7 @@ class ByMma(Fused):
             "queries_by": f"{'quantized_' if own.quantized else ''}queries_in_{q_place}",
             "warps_have": own.warps_have,
             "weights_by": self.weights_by,
+            "rows_by": "softmax" if self.spec.normalize == "softmax" else "no_state",  # in `templates/parts/tile_of_block/`
             "sums_of_o": "O_frag[O_BLOCKS]" if self.of_block else "O_frag",
             "odd_v": self.spec.head_dim_v % 16 != 0 and not self.of_block,  # a warp's own columns are whole sixteens
             "even_odd": bool(own.split) or own.quantized,  # neighbouring blocks of O have even columns and odd ones
