@@ -17,7 +17,7 @@ from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
 from tests import tiers
-from tests.harness import compared, compile_text, compiled, emitted, is_right, run, solved
+from tests.harness import compared, compile_text, compiled, emitted, is_right, run, solved, wrong_gradients
 from tests.left_out import first_finding, removable, unnoticed
 
 SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|cp_async_wait<[^>]+>\(\);|mbarrier_wait\(full[^;]*\);")
@@ -29,6 +29,9 @@ DOCUMENTS = attngen.define(
     dtype="bf16", head_dim=320, head_dim_v=512, mask="ids[b, k] == ids[b, q] or k < 3 * h",
     inputs={"ids": ("int32", ("batch", "kv_len"))},
 )  # fmt: skip
+PACKED = attngen.define(
+    dtype="fp16", head_dim=320, head_dim_v=264, mask="q - k < 20 and k - q < 30", sink="0.5", storage="packed"
+)
 DROPPING = attngen.define(dtype="bf16", head_dim=272, mask="causal", dropout=0.3)
 SPECS = {"wide": WIDE, "latent": LATENT, "odd": ODD, "split": SPLIT, "ids": DOCUMENTS}
 # batch, query heads, key/value heads, rows, keys: about the sizes of tiles, without keys, and of more than a block of rows
@@ -110,9 +113,25 @@ def test_keys_of_8_bits_are_refused() -> None:
         choose(attngen.define(dtype=types, head_dim=512), ARCHES["sm_90a"], "decode")
 
 
-def test_a_forward_that_saves_has_a_backward() -> None:
-    assert choose(WIDE, ARCHES["sm_80"], saves_lse=True).keyword == "fused"
-    assert choose(WIDE, ARCHES["sm_80"], wanted=("q", "k", "v")).keyword == "tiled"
+@pytest.mark.parametrize(
+    ("spec", "arch"),
+    tiers.cases([(WIDE, "sm_90a"), (WIDE, "sm_80"), (PACKED, "sm_80"), (DOCUMENTS, "sm_80")], quick=[(WIDE, "sm_90a")]),
+)
+def test_backward(spec: AttentionSpec, arch: str) -> None:
+    kernel = compiled(spec, "fused", arch)
+    assert kernel.gradients(("q", "k", "v"), False).plan.schedule.name == "fused_mma_backward"
+    for shape in (Shape(1, 2, 1, 70, 70), Shape(2, 2, 2, 5, 97), Shape(1, 1, 1, 33, 1)):
+        if spec is not DOCUMENTS or shape.q_len <= shape.kv_len:
+            assert not wrong_gradients(kernel, shape), shape
+
+
+def test_gradients_that_it_does_not_compute_are_those_of_tiled() -> None:
+    """In a fixed order, of other normalizations and of wider heads."""
+    qkv = ("q", "k", "v")
+    assert choose(WIDE, ARCHES["sm_80"], wanted=qkv).keyword == "fused"
+    assert choose(WIDE, ARCHES["sm_80"], wanted=qkv, deterministic=True).keyword == "tiled"
+    for spec in (SPLIT, LATENT):
+        assert choose(spec, ARCHES["sm_80"], wanted=qkv).keyword == "tiled"
 
 
 @pytest.mark.long

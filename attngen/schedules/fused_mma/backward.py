@@ -1,6 +1,6 @@
 """The backward of the schedule `fused_mma`, as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import WIDEST_HEAD, Schedule
 from attngen.schedules.fused_mma import backward_plan, backward_shown
 from attngen.schedules.fused_mma.backward_context import FusedMmaBackward
 
@@ -10,6 +10,7 @@ FUSED_MMA_BACKWARD = Schedule(
     direction="backward",
     summary="Gradients on tensor cores, sm_80 and later: a kernel that owns keys and one that owns rows, or adds up dQ.",
     propose=backward_plan.propose,
+    largest_head=WIDEST_HEAD,
     why_not=backward_plan.why_not,
     tiles=backward_plan.tiles,
     on_tensor_cores=True,

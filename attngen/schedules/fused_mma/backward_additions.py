@@ -35,6 +35,7 @@ from attngen.schedules.fused_mma.backward_needs import (
 )
 from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, classified_tiles
 from attngen.schedules.parts.mma import MMA_ROWS, chunk, operands
+from attngen.schedules.parts.tile_of_block import is_shared
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 
@@ -49,6 +50,11 @@ ROWS = (64, 128, 32)  # per tile, the preferred first
 POSSIBLE = tuple(
     Tile(rows, keys, stages, warps) for rows in ROWS for keys in (128, 64, 32) for warps in (8, 4, 2, 1) for stages in (2, 1)
 )
+
+
+# Of heads so wide that 8 warps share their keys: rows and keys of a tile. A warp computes 16 x 16 pairs, and multiplies all
+WIDE_TILES = tuple(Tile(rows, 32, 1, 8) for rows in (64, 32))
+WIDE_CHUNKS = 4  # in which a warp's part of dQ goes out
 
 
 def adds(facts: SpecFacts, arch: Arch) -> bool:
@@ -68,6 +74,9 @@ def dq_part(spec: AttentionSpec, tile: Tile, added: int) -> DqPart:
     possible = [n for n in OUTPUT_ROWS if tile.block_q % n == 0 and tile.warps % (tile.block_q // n) == 0]
     rows = min(possible, key=lambda n: _qk_width(spec, tile, n))
     columns = _qk_width(spec, tile, rows) * tile.block_q // rows // tile.warps
+    if is_shared(spec):
+        chunks = next(n for n in (WIDE_CHUNKS, 2, 1) if columns % (n * MMA_ROWS) == 0)
+        return DqPart(rows, columns // chunks, chunks, added)
     chunks = 2 if columns % (2 * MMA_ROWS) == 0 and rows * columns // 32 >= CHUNKED and shares(tile) > 2 else 1
     return DqPart(rows, columns // chunks, chunks, added)
 
@@ -129,6 +138,9 @@ def shared_bytes(facts: SpecFacts, tile: Tile) -> int:
 @remembered
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles that fit: first those of many keys, which add little to dQ, with enough warps on an SM, and two stages."""
+    if is_shared(facts.spec):
+        possible = [t for t in WIDE_TILES if _sums(facts.spec, t.warps) <= _most_sums(facts.spec) * t.warps]
+        return fitting(arch, possible, lambda t: cost(facts, t))
     fit = fitting(arch, [t for t in POSSIBLE if _divides(facts.spec, t)], lambda t: cost(facts, t))
 
     def order(tile: Tile) -> tuple[int, int, int, int]:
@@ -162,8 +174,10 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch, fitting_tiles: tup
     spec = facts.spec
     tile = pick_tile(spec, arch, fitting_tiles, fitting_tiles, lambda t: cost(facts, t))
     added = dq_part(spec, tile, 4 if arch.has(Feature.RED_V4) else 1)
-    part, both = part_of(facts, arch, tile), widths_of(spec, tile)
-    own = own_plan(facts, tile, KERNELS, part, both, "additions", shares=shares(tile), dq_part=added)
+    wide, both = is_shared(spec), widths_of(spec, tile)
+    part = PARTS[-1] if wide else part_of(facts, arch, tile)
+    how = {"shares": shares(tile), "dq_part": added, "adding": "all_rows" if wide else "own_rows"}
+    own = own_plan(facts, tile, KERNELS, part, both, "additions", **how)
     blocks = blocks_of_an_sm(facts, arch, tile, shared_bytes)
     return planned(
         schedule,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import TermSum, term_sums
@@ -52,6 +52,8 @@ class FusedMmaBackwardPlan(Own):
     dq: Dq
     shares: int = 1  # warps that have the same keys: each has its share of a tile's rows, for the pairs, and of the columns
     dq_part: DqPart | None = None  # additions only
+    # additions only, `templates/parts/fused_mma_backward/adding_NAME.j2`: whose P and dS a warp multiplies from registers
+    adding: Literal["own_rows", "all_rows"] = "own_rows"
 
 
 def own_plan(

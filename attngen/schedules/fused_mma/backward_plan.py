@@ -14,7 +14,7 @@ from attngen.plan.captured_sums import TermSum, term_sums
 from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
-from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.plan import LARGEST_HEAD, Decision, Plan, Schedule, refusal
 from attngen.plan.room import Estimated
 from attngen.plan.saved import delta_of, row_values, row_workspaces, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
@@ -40,6 +40,7 @@ from attngen.schedules.fused_mma.backward_needs import (
 )
 from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, classified_tiles, row_blocks
 from attngen.schedules.parts.mma import MMA_ROWS, chunk, lacks, operands
+from attngen.schedules.parts.tile_of_block import is_shared
 
 SPLIT_PAIR_REGISTERS = 4  # per column of S and dP and row block: they stay in fp32 while they are multiplied
 PARTS = (32, 16)  # columns of S that may be multiplied at once
@@ -61,9 +62,17 @@ WHY_TWO_KERNELS = (
 )
 
 
+WHY_NOT_WIDE = (
+    f"of heads above {LARGEST_HEAD} elements it has the gradients of q, k and v of 16-bit numbers with a softmax, without dropout and "
+    "not in a fixed order, if both head sizes are at most 1024 together"
+)
+
+
 def why_not(facts: SpecFacts, arch: Arch) -> str:
     lacking = lacks(facts.spec, arch)
     if not lacking and not tiles(facts, arch):
+        if is_shared(facts.spec):
+            return WHY_NOT_WIDE
         smallest = POSSIBLE[-1]
         return f"the smallest tile of fused_mma_backward {cost(facts, smallest, True).why_not(arch, 32 * smallest.warps)}"
     return lacking
@@ -150,6 +159,8 @@ def apart_by_registers(facts: SpecFacts, tile: Tile) -> bool:
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     if backward_additions.adds(facts, arch):
         return backward_additions.tiles(facts, arch)
+    if is_shared(facts.spec):
+        return ()
     fit = fitting(arch, POSSIBLE, lambda t: cost(facts, t, apart=True))
     return tuple(sorted(fit, key=lambda t: _order(facts, arch, t)))
 

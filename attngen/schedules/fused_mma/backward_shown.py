@@ -45,6 +45,12 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     if own.dq == "additions":
         late = Loop("dQ = dS K", f"{plan.block_kv // 16} steps of 16 keys", "warp", "dS^T: shared", "multiply_stored<")
         sums_of_keys["dk_dv"] = of_keys(part("S^T, dP^T", SUMS["dk_dv"]), late)
+    if own.adding == "all_rows":
+        pairs = Loop("S^T, dP^T", "16 d a step", "warp", "S, dP: registers", "multiply_rows<")
+        steps = f"{plan.block_q // 16} steps of 16 rows"
+        sums_of_keys["dk_dv"] = of_keys(
+            pairs, Loop(SUMS["dk_dv"], steps, "warp", "P^T, dS^T: shared", "multiply_stored<"), late
+        )
 
     def of_rows(held: str, sums: str) -> Loop:
         visited = (tiles("K, V", part("S, dP", sums)),)
