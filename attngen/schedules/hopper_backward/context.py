@@ -122,9 +122,8 @@ class HopperBackward(ByTma):
         return self.kernel("dk_dv", grid, parameters, None, "THREADS, 1", shared=True, at_most=MULTIPROCESSORS)
 
     def _add_parts(self) -> KernelText:
-        """A block for 64 keys of dK or of dV."""
         assert self.own.parts is not None
-        blocks = (2 * self.own.held_keys // WARPGROUP_ROWS, CeilDiv("kv_len", self.own.held_keys))
+        blocks = (self._sums_of_parts, CeilDiv("kv_len", self.own.held_keys))
         grid = (Several(self.own.parts), *self.kv_head_grid(*blocks))
         parameters = [
             *(self.tensor_map(t, WARP_ROWS) for t in ("dK", "dV")),
@@ -133,6 +132,11 @@ class HopperBackward(ByTma):
             *self.captured(self.variant.dropout),
         ]
         return self.kernel("add_parts", grid, parameters, WARPGROUP, "128")
+
+    @property
+    def _sums_of_parts(self) -> int:
+        """Blocks that add up the parts of the keys of a block: one for 64 keys of dK or of dV."""
+        return 2 * self.own.held_keys // WARPGROUP_ROWS
 
     @property
     def _row_lanes(self) -> int:

@@ -12,7 +12,7 @@ from attngen.emit.wgmma import Wgmma
 from attngen.schedules.hopper_backward.context import HopperBackward
 from attngen.schedules.hopper_backward.plan import OF_ROWS
 from attngen.schedules.hopper_backward.wide_plan import WideBackwardPlan, part_slabs
-from attngen.schedules.parts.wgmma import SLAB, WARPGROUP_ROWS
+from attngen.schedules.parts.wgmma import SLAB, WARPGROUP_ROWS, slabs
 
 LANES = 32  # of a warp, which computes delta of a row
 LANE_COLUMNS = 8  # of O and dO that a lane reads at once
@@ -22,7 +22,14 @@ class HopperWideBackward(HopperBackward):
     own: WideBackwardPlan
 
     def kernels(self) -> dict[str, KernelText]:
-        written = {"delta": self._delta, "dv": self._dv, "dk": self._dk, "dq": self._dq}
+        written = {
+            "delta": self._delta,
+            "special_rows": self._special_rows,
+            "dv": self._dv,
+            "dk": self._dk,
+            "add_parts": self._add_parts,
+            "dq": self._dq,
+        }
         return {name: written[name]() for name in self.own.kernels}
 
     @property
@@ -30,8 +37,9 @@ class HopperWideBackward(HopperBackward):
         return next((n for n in (1, 2, 4, 8, 16) if LANE_COLUMNS * n >= self.spec.head_dim_v), LANES)
 
     def _of_keys(self, name: str, held: tuple[str, ...], result: str) -> KernelText:
-        grid = self.kv_head_grid(CeilDiv("kv_len", self.own.held_keys))
-        parameters = self._parameters((held, self.own.held_keys), (("Q", "dO"), self.plan.block_q), (result,))
+        grid = self.kv_head_grid(*([self.own.parts] if self.own.parts else []), CeilDiv("kv_len", self.own.held_keys))
+        seen, sums = (("Q", "dO"), self.plan.block_q), self._part_sums(writable=True)
+        parameters = self._parameters((held, self.own.held_keys), seen, (result,), *sums)
         return self.kernel(name, grid, parameters, None, "THREADS, 1", shared=True, at_most=MULTIPROCESSORS)
 
     def _dv(self) -> KernelText:
@@ -39,6 +47,11 @@ class HopperWideBackward(HopperBackward):
 
     def _dk(self) -> KernelText:
         return self._of_keys("dk", ("K", "V"), "dK")
+
+    @property
+    def _sums_of_parts(self) -> int:
+        """A block for each slab of 64 keys."""
+        return slabs(self.spec.head_dim) + slabs(self.spec.head_dim_v)
 
     def products(self) -> list[Wgmma]:
         spec, dtype = self.spec, self.spec.dtype.name
@@ -48,7 +61,7 @@ class HopperWideBackward(HopperBackward):
 
     def context(self) -> dict[str, Any]:
         pair = comment_text.product_equations(self.spec, self.gradient)
-        kernels = self.kernels()
+        kernels, softmax = self.kernels(), self.spec.normalize == "softmax"
         sums = {
             "dv": "dV = sum of P^T dO",
             "dk": "dK = softmax_scale * sum of dS^T Q",
@@ -59,6 +72,7 @@ class HopperWideBackward(HopperBackward):
             "row_chunks": "one_chunk" if self._row_lanes * LANE_COLUMNS >= self.spec.head_dim_v else "two_chunks",
             "sum_kernels": [name for name in self.own.kernels if name not in OF_ROWS],
             "members_of": {name: self.members(kernels[name], name != "dq") for name in sums if name in kernels},
+            "number_names": ["lse2", "delta", *(["offset"] if self.lse_rest else [])] if softmax else [],
             "equations_of": {name: [*pair, of_sum] for name, of_sum in sums.items()},
             "qk_columns": SLAB * part_slabs(self.spec.head_dim),
             "v_columns": SLAB * part_slabs(self.spec.head_dim_v),

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from attngen.plan.arch import Arch
 from attngen.plan.decisions import saved_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
+from attngen.plan.group_parts import GroupParts, rounds_of
+from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import SharedBuffer, aligned
@@ -18,9 +20,12 @@ from attngen.schedules.hopper_backward.plan import (
     OF_ROWS,
     WARPS,
     WHY_CLEARED,
+    WHY_PARTS,
     WHY_SWIZZLE,
+    WORKSPACES,
     HopperBackwardPlan,
     clears_special,
+    may_be_grouped,
     row_numbers,
     tiles_of,
     words,
@@ -44,8 +49,6 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
         return f"it computes no gradients of captured values ({', '.join(captured)})"
     if facts.spec.dropout is not None:
         return "of heads this wide, it computes no gradients of dropout"
-    if facts.spec.normalize != "softmax":
-        return "of heads this wide, it computes gradients of a softmax alone"
     return ""
 
 
@@ -60,8 +63,16 @@ class WideBackwardPlan(HopperBackwardPlan):
 
 
 def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
-    wanted = {*facts.wanted}
-    needed = {"delta": True, "dv": "v" in wanted, "dk": "k" in wanted, "dq": "q" in wanted}
+    wanted, softmax = {*facts.wanted}, facts.spec.normalize == "softmax"
+    of_keys = {"k", "v"} & wanted
+    needed = {
+        "delta": softmax,
+        "special_rows": not softmax and clears_special(facts.spec) and bool(of_keys),
+        "dv": "v" in wanted,
+        "dk": "k" in wanted,
+        "add_parts": len(of_keys) == 2 and may_be_grouped(facts.spec),
+        "dq": "q" in wanted,
+    }
     return tuple(name for name, is_needed in needed.items() if is_needed)
 
 
@@ -93,7 +104,7 @@ def buffers_of(facts: SpecFacts, kernel: str, slots: int) -> tuple[SharedBuffer,
         tiles_of(spec, "KEPT", (parts(size), part_slabs(size), rows), f"a tile of {kept}, in parts of its columns"),
         tiles_of(spec, "STREAMED", (slots, rows), f"slabs of {streamed}"),
         tiles_of(spec, "PAIRS", (1, rows), f"{'P' if kernel == 'dv' else 'dS'} of the tile"),
-        *([] if kernel == "dq" else [of_rows]),
+        *([of_rows] if kernel != "dq" and OF_ROWS & {*kernels_of(facts)} else []),
         *words(1, mbarriers),
     )
 
@@ -155,6 +166,8 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         dv_slots=of_kernel["dv"],
         dp_slots=of_kernel["dk"],
     )
+    if "add_parts" in own.kernels:
+        own = replace(own, parts=GroupParts(own.held_keys, rounds_of(mask_bounds(spec, (tile.block_q, tile.block_kv), "q"))))
     return planned(
         schedule,
         facts,
@@ -164,7 +177,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         buffers(facts, arch),
         own,
         saved=saved_results(facts),
-        workspaces=("row_numbers",),
+        workspaces=tuple(name for name, kernels in WORKSPACES.items() if kernels & {*own.kernels}),
     )
 
 
@@ -172,14 +185,17 @@ def decisions(facts: SpecFacts, own: WideBackwardPlan) -> Iterator[Decision]:
     yield wanted_decision(facts)
     yield Decision("dV, dK and dQ", "by a kernel each", WHY_THREE)
     yield Decision("deterministic", "yes", WHY_DETERMINISTIC)
+    if own.parts is not None:
+        yield Decision("query heads of a group", "over several work tiles if there are few", WHY_PARTS)
     yield from saved_decisions(saved_results(facts))
-    yield Decision("lse and delta", "stored together by tiles", "one copy in the background brings those of a tile")
+    if "delta" in own.kernels:
+        yield Decision("lse and delta", "stored together by tiles", "one copy in the background brings those of a tile")
     if clears_special(facts.spec):
         yield Decision("NaN and infinity in partial tiles", "left out", WHY_CLEARED)
     yield Decision("warpgroups", f"1 + {own.consumers}", WHY_HALVES)
     yield Decision("keys and rows", f"{own.held} held, {TILE.block_q} visited at a time", WHY_64)
     used = {"dv": f"{own.dv_slots} of Q", "dk": f"{own.dp_slots} of dO", "dq": f"{own.dp_slots} of V"}
-    on_their_way = [used[name] for name in own.kernels if name not in OF_ROWS]
+    on_their_way = [used[name] for name in own.kernels if name in used]
     yield Decision("slabs on their way", ", ".join(on_their_way), WHY_STREAMED)
     yield Decision("registers", "{} and {} a thread".format(*own.key_registers), "copying needs few; sums need many")
     yield Decision(

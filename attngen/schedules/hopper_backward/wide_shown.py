@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
 from attngen.schedules.hopper_backward.wide_plan import HELD, KEPT, WideBackwardPlan
@@ -31,6 +33,10 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     rows = Loop("rows", str(own.held), "lanes of a row", "O, dO: global", "r < DELTA_ROWS")
     every = {
         "delta": kernel("O, dO: global", rows),
+        "special_rows": kernel("Q, dO: global", replace(rows, memory="Q, dO: global", anchor="row < BLOCK_ROWS")),
+        "add_parts": kernel(
+            "partial dK, dV: global", Loop("parts", "parts", "thread", "dK, dV: registers to shared to global", "part < parts")
+        ),
         "dv": of("dv", "dV", {"S^T": "void multiply_pairs() {", "dV += P^T dO": "void issue_sum() {"}),
         "dk": of("dk", "dK", {"dP^T, S^T": "void multiply_pairs() {", "dK += dS^T Q": "void issue_sum() {"}),
         "dq": of("dq", "dQ", {"dP, S": "void multiply_pairs() {", "dQ += dS K": "void issue_sum() {"}),
