@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 from attngen.plan.facts import SpecFacts, facts_of
 from attngen.plan.memo import remembered
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.dtypes import FP8_DTYPES
 from attngen.spec.expr import names_in
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfPages(KernelRequest):
+    """That of a call whose keys a kernel has copied from their pages, if they have any: they lie as padded sequences."""
+
+    @property
+    def is_paged(self) -> bool:
+        return False
 
 
 def has_bytes(spec: AttentionSpec) -> bool:
@@ -20,7 +29,8 @@ def has_bytes(spec: AttentionSpec) -> bool:
 
 def with_converted_keys(spec: AttentionSpec) -> AttentionSpec:
     """`spec` with keys and values of the type of Q, in no pages: in workspaces they lie as those of padded sequences."""
-    return replace(spec, k_dtype=None, v_dtype=None, kernel=replace(spec.kernel, copied=True, page_size=None))
+    stated = {field.name: getattr(spec.kernel, field.name) for field in fields(KernelRequest)}
+    return replace(spec, k_dtype=None, v_dtype=None, kernel=OutOfPages(**(stated | {"page_size": None})))
 
 
 @remembered

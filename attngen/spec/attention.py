@@ -73,7 +73,6 @@ class KernelRequest:
     batch_invariant: bool = False
     q: QPlace | None = None  # where the fragments of Q stay, in schedules on tensor cores
     page_size: int | None = None
-    copied: bool = False  # no statement: a kernel before has copied keys from their pages, and they lie as padded ones
 
     @property
     def is_packed(self) -> bool:
@@ -83,7 +82,7 @@ class KernelRequest:
     @property
     def is_paged(self) -> bool:
         """Whether keys are in pages."""
-        return self.storage in ("paged", "packed_paged") and not self.copied
+        return self.storage in ("paged", "packed_paged")
 
     @property
     def is_counted(self) -> bool:
