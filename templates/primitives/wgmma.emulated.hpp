@@ -14,7 +14,8 @@ struct WgmmaOperand {
 };
 
 // After D: A (four registers or a descriptor), B, whether to accumulate, two signs, and of 16 bits, which operands in memory are MN-major.
-template <int N, int BYTES, int OPERANDS> inline void wgmma(int line, const WgmmaOperand (&operands)[OPERANDS], float (*to_float)(unsigned short)) {
+template <int N, int BYTES, int OPERANDS>
+inline void wgmma(int line, const WgmmaOperand (&operands)[OPERANDS], float (*to_float)(unsigned short)) {
     constexpr int D = N / 2, LEAST = D + 5 + (BYTES == 2 ? 2 : 0);
     constexpr bool A_IN_REGISTERS = OPERANDS > LEAST;
     static_assert(OPERANDS == LEAST || OPERANDS == LEAST + (BYTES == 2 ? 2 : 3), "the operands of wgmma");

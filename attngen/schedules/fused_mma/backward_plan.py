@@ -63,8 +63,8 @@ WHY_TWO_KERNELS = (
 
 
 WHY_NOT_WIDE = (
-    f"of heads above {LARGEST_HEAD} elements it has the gradients of q, k and v of 16-bit numbers with a softmax, without dropout and "
-    "not in a fixed order, if both head sizes are at most 1024 together"
+    f"of heads above {LARGEST_HEAD} elements it has the gradients of q, k and v of 16-bit numbers with a softmax, without "
+    "dropout and not in a fixed order, if both head sizes are at most 1024 together"
 )
 
 

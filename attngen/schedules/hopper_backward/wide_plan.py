@@ -15,7 +15,6 @@ from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned
-from attngen.schedules.hopper_backward import plan
 from attngen.schedules.hopper_backward.plan import (
     CONSUMERS,
     OF_ROWS,
