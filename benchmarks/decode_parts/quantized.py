@@ -26,7 +26,7 @@ NARROW = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 WIDE, QUANTIZED, PAGES = "16 bits", "8 bits", "8 bits, pages of 64"
 PAGED = (64, True, True, False)  # pages of 64 keys, heads inside, stated
 GOAL = 280.0  # us at B64 S8k
-SHARE = 0.85  # of the plain one's rate
+SHARE = 0.85  # share of the plain one's rate
 SCALED: dict[str, Any] = {
     "k_scale": "k_scales[h // 4]", "v_scale": "v_scales[h // 4]",
     "inputs": {"k_scales": ("fp32", ("heads_kv",)), "v_scales": ("fp32", ("heads_kv",))},
@@ -59,7 +59,7 @@ def beside(title: str, cell: Cache, keywords: Mapping[str, Any], rounds: int) ->
     types = {"q": cell.dtype, "k": element, "v": element}
     tensors = cell.tensors()
     narrow = [(q, *(t.to(NARROW[element]) for t in kv)) for q, *kv in tensors]
-    own = {n: e for n, e in given["inputs"].items() if n not in SCALED["inputs"]}  # of the variant itself
+    own = {n: e for n, e in given["inputs"].items() if n not in SCALED["inputs"]}  # inputs of the variant itself
     unscaled = {n: e for n, e in given.items() if n not in SCALED}
     wide, quantized = attngen.define(**unscaled, inputs=own, dtype=cell.dtype), attngen.define(**given, dtype=types)
     sizes = {"heads": cell.heads, "heads_kv": cell.kv_heads}

@@ -14,7 +14,7 @@ import attngen
 from attngen.bench.measure import measure_bursts
 from attngen.reference.torch_oracle import torch_attention
 
-SHARE = 0.95  # of 16 bits' rate
+SHARE = 0.95  # share of 16 bits' rate
 WIDE, PLAIN, SCALED = "16 bits", "8 bits", "8 bits, scales"
 CELLS = [
     Cell(dtype, head_dim, mask, 2, 32, length, length, 8)
