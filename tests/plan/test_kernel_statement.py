@@ -53,20 +53,17 @@ def test_the_text_that_torch_s_operator_keeps_has_the_same_plan(kernel: Schedule
     assert len({(p.keyword, p.block_q, p.block_kv, p.stages, p.warps) for p in plans}) == 1
 
 
-@pytest.mark.parametrize(("schedule", "wanted"), [("wgmma", ()), ("hopper", ("q", "k", "v"))])
-def test_a_head_that_no_register_holds_is_refused_where_it_stands(schedule: str, wanted: tuple[str, ...]) -> None:
+def test_a_head_that_no_register_holds_is_refused_where_it_stands() -> None:
     spec = attngen.define(head_dim=64, head_dim_v=264, dtype="bf16")
     with pytest.raises(PlanRefusal, match=r"(?s)`head_dim`.*at most 256.*naive, tiled") as refused:
-        choose(spec, ARCHES["sm_90a"], schedule, wanted=wanted)
+        choose(spec, ARCHES["sm_90a"], "wgmma")
     assert refused.value.diagnostics[0].statement == "head_dim"
 
 
 @pytest.mark.parametrize("wanted", [(), ("q", "k", "v")])
-@pytest.mark.parametrize(("arch", "taken", "other"), [("sm_80", "fused", ""), ("sm_75", "tiled", "fused")])
-def test_auto_takes_a_schedule_that_has_such_heads(wanted: tuple[str, ...], arch: str, taken: str, other: str) -> None:
+@pytest.mark.parametrize(("arch", "taken"), [("sm_90a", "hopper"), ("sm_80", "fused"), ("sm_75", "tiled")])
+def test_auto_takes_a_schedule_that_has_such_heads(wanted: tuple[str, ...], arch: str, taken: str) -> None:
     spec = attngen.define(head_dim=264, dtype="bf16")
-    plan = choose(spec, ARCHES[arch], wanted=wanted)
-    assert plan.keyword == taken
-    assert not other or f"not {other}: its heads have at most 256 elements" in [d.because for d in plan.decisions]
+    assert choose(spec, ARCHES[arch], wanted=wanted).keyword == taken
     with pytest.raises(PlanRefusal, match=r"(?s)`head_dim`.*at most 576.*smaller head size"):
         choose(attngen.define(head_dim=584, dtype="bf16"), ARCHES["sm_90a"], wanted=wanted)
