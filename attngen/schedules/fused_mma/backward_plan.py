@@ -176,7 +176,7 @@ def _order(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[bool, int, int, in
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     spec = facts.spec
     fitting_tiles = tiles(facts, arch)
-    if not fitting_tiles:
+    if why_not(facts, arch):
         head = max(spec.head_dim, spec.head_dim_v)
         what = f"fused_mma_backward does not compute {spec.dtype} with head size {head} on {arch.name}"
         raise refusal("kernel", what, why_not(facts, arch), "compute gradients by auto")

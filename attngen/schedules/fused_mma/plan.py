@@ -10,7 +10,7 @@ from attngen.plan.captured_staging import pair_elements
 from attngen.plan.choices import choice, decided
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
-from attngen.plan.plan import Decision, Plan, Schedule, origin_of
+from attngen.plan.plan import Decision, Plan, Schedule, origin_of, refusal
 from attngen.plan.register_table import Family
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
@@ -164,6 +164,8 @@ def idle_copiers(spec: AttentionSpec, tile: Tile) -> bool:
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     spec = facts.spec
+    if reason := why_not(facts, arch):  # a wide head, which the next schedule under the keyword does not have either
+        raise refusal("kernel", f"kernel fused on {arch.name}", reason, "use kernel tiled")
     preferred = preferred_tiles(facts)
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(facts, arch, t)]
     tile = pick_tile(spec, arch, (*roomy, *preferred), possible_tiles(facts), lambda t: cost(facts, arch, t))
