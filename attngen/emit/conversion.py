@@ -14,7 +14,13 @@ from attngen.spec.dtypes import DTYPES
 
 CHUNK_BYTES = 16  # a thread writes so many at once
 THREADS = 128  # per block
-ROWS = 4  # of a block: each thread has several copies under way
+ROWS = 32  # of a block: each thread has several loads under way
+# Of what numbers a word of a row consists, as `parts/converted.cu.j2` names them. All numbers of 8 bits are exact
+WORDS = {
+    "bf16": "permute_bytes(__float_as_uint(number(2 * w)), __float_as_uint(number(2 * w + 1)), 0x7632)",
+    "fp16": "(unsigned)to_fp16(number(2 * w + 1)).bits << 16 | to_fp16(number(2 * w)).bits",
+    "fp32": "__float_as_uint(number(w))",
+}
 CONVERT = "convert"  # the suffix of the kernel
 
 
@@ -44,13 +50,13 @@ def conversion(maker: KernelMaker) -> dict[str, Any]:
     return {
         "conversion": _kernel(maker, converted),
         "converted": converted,
-        "to_own": f"to_{own}",
+        "word": WORDS[own.name],
         "given_in": "pages" if spec.kernel.is_paged else "rows",
         "numbers_of_conversion": [
             ConstantLine("CONVERTED", CHUNK_BYTES // own.bytes, f"elements of {CHUNK_BYTES} bytes of {own}"),
             *(ConstantLine(one.chunks, f"{sizes[one.source]} / CONVERTED", f"of a row of {one.source}") for one in converted),
             ConstantLine("CONVERT_THREADS", THREADS, "of a block"),
-            ConstantLine("CONVERT_ROWS", ROWS, "keys of a block, of all heads"),
+            ConstantLine("CONVERT_ROWS", ROWS, "keys of a block, of a head"),
             *stated,
         ],
     }
@@ -72,5 +78,5 @@ def _kernel(maker: KernelMaker, converted: list[Converted]) -> KernelText:
         *abi.sizes(spec, "batch", "kv_heads", "kv_len"),
         *abi.pages(spec),
     ]
-    grid = (CeilDiv("kv_len", ROWS), "batch")
+    grid = maker.kv_head_grid(CeilDiv("kv_len", ROWS))
     return maker.kernel(CONVERT, grid, parameters, THREADS, "CONVERT_THREADS", reads_prepared=False)

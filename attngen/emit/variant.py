@@ -186,6 +186,17 @@ class Variant:
     helpers: tuple[str, ...]
 
     @property
+    def scale_of_heads(self) -> Function | None:
+        """The scale of V, if it is one for all keys of a head: O is multiplied with it in the end."""
+        return None if self.scale_of_keys else self.v_scale
+
+    @property
+    def scale_of_keys(self) -> Function | None:
+        """The scale of V, if keys have their own: weights are multiplied with it."""
+        by_key = self.v_scale is not None and {"kv_idx", "kv_first"} & {*self.v_scale.arguments}
+        return self.v_scale if by_key else None
+
+    @property
     def of_scores(self) -> tuple[Function | None, ...]:
         """The functions that make up the score."""
         return self.score, self.affine, self.slope
@@ -233,7 +244,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     score_of_pair, mask_of_pair, derivative = (None if e is None else pairs.print(e) for e in printed)
     sink, positions = _sink(spec, plan), _positions(spec, plan)
     exprs = _read_by(spec, plan, *positions, asked, sink, *kv_range, *q_range, *classify)
-    elementwise = [e for e in (mask, score) if e is not None]
+    elementwise = [e for e in (mask, score, spec.v_scale) if e is not None]
     return Variant(
         score=score_of_pair,
         score_of_two=of_two,

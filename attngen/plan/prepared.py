@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from attngen.plan.facts import SpecFacts, facts_of
 from attngen.plan.memo import remembered
 from attngen.spec.attention import AttentionSpec, KernelRequest
-from attngen.spec.dtypes import FP8_DTYPES
+from attngen.spec.dtypes import FP8_DTYPES, FP16
 from attngen.spec.expr import names_in
 
 
@@ -40,8 +40,13 @@ def facts_of_converted(facts: SpecFacts) -> SpecFacts:
 
 
 def converted_types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
-    """The limits of schedules whose keys and values of 8 bits are converted before, and which multiply O by a scale of V."""
+    """The limits of schedules whose keys and values of 8 bits are converted before, and which multiply by a scale of V."""
     if spec.is_mixed and not has_bytes(spec):
         yield "dtype", "beside tensors of one type it has K and V of 8 bits, with Q and O of one other"
-    if spec.v_scale is not None and "k" in names_in(spec.v_scale):
-        yield "scaled v", "its scale of V is one for all keys"
+    if scales_keys(spec) and spec.dtype is FP16:
+        yield "scaled v", "weights times scales of V that differ from key to key exceed the range of fp16"
+
+
+def scales_keys(spec: AttentionSpec) -> bool:
+    """Whether the scale of V differs from key to key."""
+    return spec.v_scale is not None and "k" in names_in(spec.v_scale)

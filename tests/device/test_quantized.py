@@ -120,6 +120,7 @@ CONVERTED: dict[str, dict[str, Any]] = {
         "score": None, "inputs": {"ks": ("fp32", ("batch", "blocks"))}, "k_scale": "ks[b, min(k // 16, blocks - 1)]"
     },
     "heads' scales": {"scales": "of heads", "score": None},
+    "blocks' scales": {"scales": "of blocks", "score": None},  # of V too: weights are multiplied with them
     "weights that are scores": {"normalize": "none", "score": None, "scales": "of heads"},
     "dropout": {"params": {"p": 0.2}, "dropout": "p", "score": None, "v_scale": "3.0"},
     "fp32": {"dtype": {"q": "fp32", "k": "fp8_e5m2", "v": "fp8_e4m3"}, "score": None},
@@ -131,7 +132,13 @@ PLACES = (("hopper", "sm_90a"), ("fused", "sm_80"), ("fused", "sm_75"), ("wgmma"
     ("kind", "schedule", "arch"),
     tiers.cases(
         [(kind, *place) for kind in CONVERTED for place in PLACES if not (kind == "fp32" and place[1] == "sm_90a")],
-        quick=[("heads' scales", *PLACES[0]), ("of 72 and 40", *PLACES[1]), ("dropout", *PLACES[2]), ("plain", *PLACES[3])],
+        quick=[
+            ("heads' scales", *PLACES[0]),
+            ("blocks' scales", *PLACES[0]),
+            ("of 72 and 40", *PLACES[1]),
+            ("dropout", *PLACES[2]),
+            ("plain", *PLACES[3]),
+        ],
     ),
 )
 def test_keys_that_are_converted_before(kind: str, schedule: str, arch: str) -> None:
@@ -294,7 +301,7 @@ def test_what_decode_lacks_is_refused(settings: dict[str, Any], says: str) -> No
         ({"dtype": KV8 | {"v": "bf16"}}, "it has K and V of 8 bits"),
         ({"dtype": KV8 | {"o": "fp32"}}, "Q and O of one other"),
         ({"dtype": {"q": "fp8_e4m3", "k": "fp8_e4m3", "v": "fp8_e4m3", "o": "bf16"}}, "Q and O of one other"),
-        ({"v_scale": "1.0 + k"}, "one for all keys"),
+        ({"dtype": "fp16", "v_scale": "1.0 + k"}, "exceed the range of fp16"),
     ],
 )
 def test_what_they_lack_where_keys_are_converted_is_refused(settings: dict[str, Any], says: str) -> None:

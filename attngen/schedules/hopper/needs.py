@@ -111,7 +111,9 @@ def captured_registers(facts: SpecFacts) -> int:
     """Registers for captured tensors: with key vectors, the elements of two rows and what is not staged."""
     spec = facts.spec
     own = facts.staged
-    read = {n for e in (spec.score, spec.mask, spec.sink) if e is not None for n in walk(e) if isinstance(n, Gather)}
+    read = {
+        n for e in (spec.score, spec.mask, spec.sink, spec.v_scale) if e is not None for n in walk(e) if isinstance(n, Gather)
+    }
     if any(_is_of_a_pair(node) for node in read):
         return 2 * len(own.rows) + PAIR_ELEMENT_REGISTERS
     if not own.keys:

@@ -17,6 +17,7 @@ from attngen.plan.distances import divides_places
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule
+from attngen.plan.prepared import scales_keys
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import fitting, pick_tile, planned, tile_decision
 from attngen.schedules.hopper import needs
@@ -71,7 +72,8 @@ def row_sums(facts: SpecFacts, arch: Arch, tile: Tile) -> RowSums:
     Rounding the heaviest weights in the sum as in P keeps their rounding error out of O. An lse needs the unrounded weights.
     """
     spec = facts.spec
-    if spec.normalize != "softmax" or spec.lse or spec.dropout is not None:  # with dropout, the sums are not those of P
+    # with dropout, or scales of keys, the sums are not those of P
+    if spec.normalize != "softmax" or spec.lse or spec.dropout is not None or scales_keys(spec):
         return "weights"
     columns = spec.head_dim_v % SLAB == 0 and spec.head_dim_v + ONES <= MAX_COLUMNS
     of_q = needs.q_registers(spec) if needs.q_in_registers(facts, tile) else 0
