@@ -106,10 +106,11 @@ def program(
     return emit(*planned(spec_name, schedule, arch, direction), comments)
 
 
-def rotary_programs(comments: Comments = "brief") -> list[Program]:
-    """The kernels that rotate rows: before and after those of a schedule, and of new rows that go to pages."""
+def other_programs(comments: Comments = "brief") -> list[Program]:
+    """Of specs that are not shipped: kernels that rotate rows, before and after those of a schedule, and of new rows that go to
+    pages; and hopper's of wide heads."""
     append = Append(BF16, 128, 128, True, 128, False, "end", FP32)
-    return [*(emit(*one, comments) for one in planned_rotary()), append_program(append, "sm_80", comments)]
+    return [*(emit(*one, comments) for one in (*planned_rotary(), planned_wide())), append_program(append, "sm_80", comments)]
 
 
 def kernels() -> list[tuple[AttentionSpec, Plan]]:
@@ -126,7 +127,7 @@ def ladder() -> dict[str, Program]:
 
 def files() -> dict[str, str]:
     """The texts of `generated/` by file name: each kernel and its manifest."""
-    sources = ladder() | {f"{one.name}.cu": one for one in (*rotary_programs(), emit(*planned_wide()))}
+    sources = ladder() | {f"{one.name}.cu": one for one in other_programs()}
     return {name: source.text for name, source in sources.items()} | {
         name.replace(".cu", ".json"): to_manifest(source) for name, source in sources.items()
     }

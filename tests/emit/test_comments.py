@@ -17,7 +17,7 @@ from attngen.emit.comments import LEVELS, at_level, strip_comments
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
 from attngen.emit.templates import template_directory
-from attngen.inspect.ladder import BACKWARD, LADDER, ladder, program, rotary_programs
+from attngen.inspect.ladder import BACKWARD, LADDER, ladder, other_programs, program
 from attngen.keywords import SCHEDULE_NAMES
 from attngen.plan import ARCHES
 from attngen.plan.plan import BACKWARD_SUFFIX
@@ -106,9 +106,9 @@ def test_the_levels_differ_in_comments_alone(spec: AttentionSpec, schedule: str,
 
 @pytest.mark.parametrize("path", sorted((ROOT / "generated").glob("*.cu")), ids=lambda p: p.stem)
 def test_generated_files_are_the_brief_level_of_the_same_code(path: Path) -> None:
-    rotating = [{one.name: one for one in rotary_programs(level)} for level in LEVELS]
-    if path.stem in rotating[0]:
-        assert {strip_comments(of_level[path.stem].text) for of_level in rotating} == {strip_comments(path.read_text())}
+    others = [{one.name: one for one in other_programs(level)} for level in LEVELS]
+    if path.stem in others[0]:
+        assert {strip_comments(of_level[path.stem].text) for of_level in others} == {strip_comments(path.read_text())}
         return
     entries = [(*e, "forward") for e in LADDER] + [(*e, "backward") for e in BACKWARD]
     (entry,) = [e for e in entries if path.stem == f"{e[0]}_{e[1]}{BACKWARD_SUFFIX if e[3] == 'backward' else ''}"]
