@@ -26,6 +26,7 @@ INPUTS = {
     "sinks": ("fp32", ("heads",)),
     "ids": ("int32", ("batch", "kv_len")),
     "bias": ("bf16", ("batch", "heads", "q_len", "kv_len")),
+    "shown": ("bool", ("batch", "heads", "q_len", "kv_len")),
 }
 
 
@@ -71,6 +72,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "dropout": {"mask": "causal", "dropout": 0.25, "lse": True},
     "sigmoid": {"mask": "causal", "normalize": "sigmoid"},
     "none": {"mask": "causal", "normalize": "none", "dropout": 0.25},
+    "pairs and keys": {"mask": "same_document(ids)", "score": "s + bias[b, h, q, k]", "dropout": 0.25},
+    "two of pairs": {"mask": "shown[b, h, q, k]", "score": "s + bias[b, h, q, k]", "lse": True},
 }
 
 
@@ -127,7 +130,7 @@ def test_every_step_between_warps_is_needed(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(512, 512), (576, 512), (320, 320)])
-@pytest.mark.parametrize("kind", ["plain", "sinks", "classified", "dropout", "sigmoid"])
+@pytest.mark.parametrize("kind", ["plain", "sinks", "classified", "dropout", "sigmoid", "pairs and keys", "two of pairs"])
 def test_plans_are_not_serialized_and_spill_nothing(kind: str, head_dim: int, head_dim_v: int) -> None:
     compiled = compile_cuda(emitted(wide(head_dim, head_dim_v, **KINDS[kind]), "hopper", "sm_90a"))
     assert not re.findall(r"C75\d\d", compiled.log)

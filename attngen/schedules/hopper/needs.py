@@ -111,15 +111,23 @@ def captured_registers(facts: SpecFacts) -> int:
     """Registers for captured tensors: with key vectors, the elements of two rows and what is not staged."""
     spec = facts.spec
     own = facts.staged
-    read = {
-        n for e in (spec.score, spec.mask, spec.sink, spec.v_scale) if e is not None for n in walk(e) if isinstance(n, Gather)
-    }
-    if any(_is_of_a_pair(node) for node in read):
+    read = _gathers(spec)
+    if pair_gathers(spec):
         return 2 * len(own.rows) + PAIR_ELEMENT_REGISTERS
     if not own.keys:
         each = {n for n in read if {"q", "k"} & names_in(*n.args)} or {n for n in walk(spec.score) if isinstance(n, Gather)}
         return CAPTURED_REGISTERS if each else 0
     return 2 * len(own.rows) + (CAPTURED_REGISTERS if read - {e.gather for e in own.elements} else 0)
+
+
+def _gathers(spec: AttentionSpec) -> set[Gather]:
+    read = (spec.score, spec.mask, spec.sink, spec.v_scale)
+    return {n for e in read if e is not None for n in walk(e) if isinstance(n, Gather)}
+
+
+def pair_gathers(spec: AttentionSpec) -> set[Gather]:
+    """The elements of captured tensors that each pair reads for itself."""
+    return {node for node in _gathers(spec) if _is_of_a_pair(node)}
 
 
 def _is_of_a_pair(node: Gather) -> bool:

@@ -114,7 +114,10 @@ def registers(facts: SpecFacts, tile: Tile) -> int:
     """Registers that a thread of the first consumer needs: its columns of O, scores, weights, and the rest."""
     output, scores = 32 * (value_slabs(facts.spec) // 2), tile.block_kv // 2
     dropped = needs.KEPT_REGISTERS if facts.spec.dropout is not None else 0
-    return output + scores + scores // 2 + needs.OTHER_REGISTERS + needs.captured_registers(facts) + dropped
+    # beside an element of each pair, one of each key takes as many registers again, and another of each pair twice as many
+    pairs = len(needs.pair_gathers(facts.spec))
+    beside = needs.PAIR_ELEMENT_REGISTERS * (2 * (pairs - 1) + bool(facts.staged.keys)) if pairs else 0
+    return output + scores + scores // 2 + needs.OTHER_REGISTERS + needs.captured_registers(facts) + beside + dropped
 
 
 def cost(facts: SpecFacts, tile: Tile) -> Cost:
