@@ -10,12 +10,13 @@ round. TFLOP/s count five products for each pair that the mask keeps, as if none
 
 from __future__ import annotations
 
-from backward_parts import captured, deterministic, errors, grouped, host, plain, portable, sizes, training, variants
+from backward_parts import captured, deterministic, errors, grouped, host, plain, portable, sizes, training, variants, wide
 from parts import run
 
 PARTS = {
     "plain": plain, "grouped": grouped, "deterministic": deterministic, "errors": errors, "variants": variants,
     "captured": captured, "sizes": sizes, "portable": portable, "host": host, "training": training,
+    "wide": wide,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -92,11 +92,7 @@ def test_only_what_is_wanted_is_computed() -> None:
 
 REFUSED = [
     ({"head_dim": 512, "dropout": 0.1}, None, "no gradients of dropout"),
-    (
-        {"head_dim": 512, "score": "s + bias[h, k]", "inputs": {"bias": ("fp16", ("heads", "kv_len"))}},
-        ("q", "bias"),
-        "captured",
-    ),
+    ({"head_dim": 512, "score": "s * gate[h, q] + bias[h, k]", "inputs": narrow.BIAS}, ("q", "bias"), "captured"),
     ({"head_dim": 576, "head_dim_v": 512}, None, "at most 512 elements"),
     ({"head_dim": 512, "dtype": "fp32"}, None, "fp16 or bf16"),
 ]

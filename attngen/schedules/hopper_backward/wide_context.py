@@ -93,9 +93,7 @@ class HopperWideBackward(HopperBackward):
             *(changed.get(c.name, c) for c in super().constants()),
             ConstantLine("ROW_TILES", "BLOCK_ROWS / BLOCK_Q", "of a block of rows"),
             ConstantLine("PAIR_COLUMNS", "WARPGROUP_ROWS / CONSUMERS", "of a tile of pairs, for each consumer"),
-            ConstantLine(
-                "QK_PARTS", own.qk_parts, "parts of a tile of Q or K that is kept, by columns: each consumer's in turn"
-            ),
+            ConstantLine("QK_PARTS", own.qk_parts, "parts of a tile of Q or K that is kept, of the consumers in turn"),
             ConstantLine("QK_PART_SLABS", part_slabs(spec.head_dim)),
             ConstantLine("V_PARTS", own.v_parts, "the same of dO"),
             ConstantLine("V_PART_SLABS", part_slabs(spec.head_dim_v)),

@@ -198,18 +198,16 @@ def decisions(facts: SpecFacts, own: WideBackwardPlan) -> Iterator[Decision]:
     on_their_way = [used[name] for name in own.kernels if name in used]
     yield Decision("slabs on their way", ", ".join(on_their_way), WHY_STREAMED)
     yield Decision("registers", "{} and {} a thread".format(*own.key_registers), "copying needs few; sums need many")
-    yield Decision(
-        "next products", "behind the sums", "products of the next tile run together with those of the sum of this one"
-    )
-    yield Decision(
-        "blocks", "one for each SM", "persistent kernels: a block takes work tiles from a counter, the longest first"
-    )
+    yield Decision("next products", "behind the sums", "products of the next tile run together with the sum of this one")
+    yield Decision("blocks", "one for each SM", WHY_PERSISTENT)
     yield Decision("swizzle", "128 bytes", WHY_SWIZZLE)
 
 
 WHY_THREE = (
-    "registers of an SM hold one sum of 64 rows, or keys; each kernel computes its pairs, eight products instead of five"
+    "the registers of an SM hold one sum of 64 rows, or keys; each kernel computes the pairs that it needs, eight products "
+    "instead of five"
 )
+WHY_PERSISTENT = "persistent kernels: a block takes work tiles from a counter, the longest first"
 WHY_DETERMINISTIC = "each sum belongs to one block and has a fixed order: no atomics, the same bits in every run"
 WHY_HALVES = "one copies; of a tile of pairs two compute half each, of the sum half of the columns each"
 WHY_64 = "half of the columns of 64 rows of a sum fit the registers of a warpgroup"
