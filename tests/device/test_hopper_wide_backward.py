@@ -90,6 +90,16 @@ def test_only_what_is_wanted_is_computed() -> None:
         assert names == ["attention_backward_delta", f"attention_backward_d{wanted[0]}"]
 
 
+WITHOUT_LSE = [(normalize, wanted) for normalize in ("none", "sigmoid") for wanted in (("q",), ("k", "v"))]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("normalize", "wanted"), tiers.cases(WITHOUT_LSE, one_of=2))
+def test_weights_without_lse(normalize: str, wanted: tuple[str, ...]) -> None:
+    kernel = compiled(defined(normalize, 8, head_dim_v=264), "hopper")
+    assert not wrong_gradients(kernel, Shape(1, 2, 1, 70, 140), wanted)
+
+
 REFUSED = [
     ({"head_dim": 512, "dropout": 0.1}, None, "no gradients of dropout"),
     ({"head_dim": 512, "score": "s * gate[h, q] + bias[h, k]", "inputs": narrow.BIAS}, ("q", "bias"), "captured"),
