@@ -83,8 +83,17 @@ def row_sums(facts: SpecFacts, arch: Arch, tile: Tile) -> RowSums:
     exact = adapts_slack(facts) and consumers(tile) == 3 and 2 * sizes >= TENSOR_BOUND
     if columns and fits and not exact and needs.shared_bytes(facts, tile, ones=True) <= arch.shared_per_block:
         return "products"
+    return sums_of_threads(facts)
+
+
+def sums_of_threads(facts: SpecFacts) -> RowSums:
+    """How threads compute the softmax denominator."""
+    spec = facts.spec
+    if spec.normalize != "softmax" or spec.lse or spec.dropout is not None:
+        return "weights"
     keeps_slack = not adapts_slack(facts) and facts.shift is None
-    return "weights, the heaviest rounded" if sizes >= TENSOR_BOUND and keeps_slack else "weights"
+    tensor_bound = spec.head_dim + spec.head_dim_v >= TENSOR_BOUND
+    return "weights, the heaviest rounded" if tensor_bound and keeps_slack else "weights"
 
 
 @remembered

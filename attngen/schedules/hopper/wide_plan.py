@@ -139,7 +139,7 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> WidePlan:
         q_in_registers=False,
         output=output,
         output_slabs=output_slabs,
-        row_sums=hopper.row_sums(facts, arch, tile),
+        row_sums=hopper.sums_of_threads(facts),
         shift=facts.shift,
         per_consumer_range=False,
         from_first_tile=hopper.from_first_tile(facts),
