@@ -44,7 +44,7 @@ def schedules_for(spec: AttentionSpec, arch: Arch, wanted: tuple[str, ...] = ())
 
 def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule:
     """The schedule that `keyword` stands for; one that does not suit if there is no other: it refuses with the reason, one that
-    computes the spec on other architectures before one that never does.
+    computes the spec on other architectures before one that never does, and before those for other head sizes.
 
     Raises PlanRefusal if the keyword has no backward.
     """
@@ -56,7 +56,8 @@ def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule
             "kernel", what, f"the call requests gradients by {keyword}", f"compute gradients by auto, or one of: {others}"
         )
     elsewhere = [s for s in named if not any(s.limits(facts.spec))]
-    return next((s for s in named if s.suits(facts, arch)), (elsewhere or named)[-1])
+    of_size = [s for s in named if "head_dim" not in dict(s.limits(facts.spec))]
+    return next((s for s in named if s.suits(facts, arch)), (elsewhere or of_size or named)[-1])
 
 
 def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
