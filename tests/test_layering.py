@@ -39,12 +39,15 @@ MAY_IMPORT = {
     "vllm": {"spec", "plan", "schedules", "torch", "optional"},
     "bench": SPEC | {"torch", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "inspect": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
-    "cli": SPEC | LOW | {"__init__", "language", "plan", "emit", "schedules", "device", "reference", "api", "inspect", "bench"},
+    "puzzles": SPEC | LOW | {"emit", "device", "inspect"},
+    "cli": SPEC
+    | LOW
+    | {"__init__", "language", "plan", "emit", "schedules", "device", "reference", "api", "inspect", "bench", "puzzles"},
     "__main__": {"cli"},
     "__init__": None,  # the Python face: imports everything, late
 }
 HEAVY = {"torch", "cupy", "cuda", "numpy", "ml_dtypes", "pygments", "ziglang"}
-NUMPY_ROOMS = {"reference", "inspect", "device"}  # and the two modules below, which build never imports
+NUMPY_ROOMS = {"reference", "inspect", "device", "puzzles"}  # and the two modules below, which build never imports
 NUMPY_MODULES = {"plan/block_map.py"}
 
 

@@ -17,7 +17,21 @@ EPILOG = (
     "Exit codes: 0 success; 1 a check failed; 2 a mistake in the spec or the command line; 3 a device or tool is missing; "
     "130 interrupted; 141 the output was closed."
 )
-COMMANDS = ("bench", "build", "cache", "check", "diff", "doctor", "explain", "list", "report", "show", "trace", "tune")
+COMMANDS = (
+    "bench",
+    "build",
+    "cache",
+    "check",
+    "diff",
+    "doctor",
+    "explain",
+    "list",
+    "puzzle",
+    "report",
+    "show",
+    "trace",
+    "tune",
+)
 
 
 class CommandGroup(click.Group):
@@ -61,6 +75,7 @@ def main() -> None:
     attngen trace specs/gpt2.attn              memory accesses, counted and step by step
     attngen bench specs/gpt2.attn              speed beside the alternatives in torch
     attngen tune specs/gpt2.attn               find the fastest tiles on this GPU
+    attngen puzzle list                        kernels to write yourself, checked without a GPU
     attngen doctor                             what this machine has, and what is missing
     attngen cache                              the compiled kernels on disk
 

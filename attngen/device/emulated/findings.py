@@ -41,8 +41,8 @@ class BufferPlace:
 
 
 class EmulationError(DeviceError):
-    """A mistake of a kernel. `kind` is one of KINDS; `at` is its place, and `other` that of a second thread if there is one;
-    `where` is the memory that is involved, if it has a name."""
+    """A mistake of a kernel. `kind` is one of KINDS, `what` says more in words; `at` is its place, and `other` that of a second
+    thread if there is one; `where` is the memory that is involved, if it has a name."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class EmulationError(DeviceError):
         if other is not None:
             lines += [f"the other is thread {other.thread}", *_show(other)]
         super().__init__("\n".join(lines))
-        self.kind, self.kernel, self.block, self.at, self.other, self.where = kind, kernel, block, at, other, where
+        self.kind, self.what, self.kernel, self.block = kind, what, kernel, block
+        self.at, self.other, self.where = at, other, where
 
 
 def _show(place: Place) -> list[str]:

@@ -1,0 +1,16 @@
+// wrong: never written: c[8, 0] is never written
+    const int x = threadIdx.x, y = threadIdx.y, column = blockIdx.x * TILE + x, row = blockIdx.y * TILE + y;
+    float sum[TILE / ROWS] = {};
+    for (int begin = 0; begin < n; begin += TILE) {
+        for (int i = 0; i < TILE; i += ROWS) {
+            a_tile[y + i][x] = a[(row + i) * n + begin + x];
+            b_tile[y + i][x] = b[(begin + y + i) * n + column];
+        }
+        __syncthreads();
+        for (int k = 0; k < TILE; ++k) {
+            const float one = b_tile[k][x];
+            for (int i = 0; i < TILE / ROWS; ++i) sum[i] += a_tile[y + ROWS * i][k] * one;
+        }
+        __syncthreads();
+    }
+    c[row * n + column] = sum[0];

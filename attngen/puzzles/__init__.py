@@ -1,0 +1,13 @@
+"""Puzzles: CUDA kernels that a student writes, checked on the emulated device. A folder `NN_name/` is one puzzle.
+
+puzzle.cu      what the student gets: contract, primitives (`#include "NAME.cuh"`), signature, and BLANK in its body
+puzzle.py      `PUZZLE`: title, inputs with their float64 reference, launch, targets, hints
+solution.cu    what replaces BLANK and reaches gold
+wrong/NAME.cu  what replaces BLANK and must be refused: the first line says why (see `Wrong`)
+"""
+
+from attngen.puzzles.counts import Target as Target
+from attngen.puzzles.puzzle import Case as Case
+from attngen.puzzles.puzzle import Puzzle as Puzzle
+from attngen.puzzles.puzzle import Random as Random
+from attngen.puzzles.puzzle import whole_numbers as whole_numbers

@@ -1,0 +1,51 @@
+"""`Puzzle` and `Case`: what `puzzle.py` of a puzzle's folder defines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from attngen.emit.wgmma import Wgmma
+from attngen.puzzles.counts import Target
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Random: TypeAlias = np.random.Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One launch of the kernel: its arguments, and what it must write.
+
+    `given` has inputs and numbers by the names of the kernel's parameters, and tensor maps with the arrays that they name.
+    Element types are those of numpy: float16 is `fp16` in CUDA. An array in `expected` is written; it holds garbage before,
+    unless it is in `given` too. An element is right if it differs from the expected one by at most
+    `tolerance * (1 + |expected|)`.
+    """
+
+    what: str  # its sizes, in words
+    given: Mapping[str, Any]
+    expected: Mapping[str, Array]
+    blocks: tuple[int, ...]  # the grid: x, y, z
+    threads: tuple[int, ...]  # of a block: x, y, z
+    shared: int = 0  # bytes of dynamic shared memory
+    tolerance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Puzzle:
+    """One puzzle. `cases` makes the launches from a generator of random numbers; counts are those of the first."""
+
+    title: str
+    teaches: str
+    cases: Callable[[Random], Sequence[Case]]
+    targets: tuple[Target, ...]
+    arch: str = "sm_80"
+    products: tuple[Wgmma, ...] = field(default=())  # the wrappers that `#include "products.cuh"` stands for
+
+
+def whole_numbers(rng: Random, *shape: int, dtype: type[np.floating[Any]] = np.float32) -> Array:
+    """Random whole numbers from -4 to 4: sums of their products are exact in any order, and easy to follow by hand."""
+    return rng.integers(-4, 5, shape).astype(dtype)

@@ -1,0 +1,84 @@
+"""Verdicts, and the list of puzzles, as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import click
+
+from attngen.diagnostics import excerpt
+from attngen.puzzles.counts import MEDALS, Counted, Medal
+from attngen.puzzles.folder import Folder
+from attngen.puzzles.verdict import Problem, Verdict
+from attngen.source import SourceFile, Span
+
+LINES = 3  # statements named for a count that is too large
+COLORS: Mapping[str, str] = {"bronze": "yellow", "silver": "white", "gold": "bright_yellow"}
+
+
+def verdict_text(verdict: Verdict, text: str) -> str:
+    """The first problem with its place; or the medal, the counts, and what is missing for the next medal."""
+    if verdict.problem is not None:
+        return _problem_text(verdict.problem, SourceFile(verdict.file, text))
+    lines = [f"right: {'; '.join(verdict.cases)}", "", *_table(verdict), "", _medal_line(verdict)]
+    lines += _missing(verdict, text)
+    return "\n".join(lines) + "\n"
+
+
+def _problem_text(problem: Problem, source: SourceFile) -> str:
+    lines = [f"{click.style('error', fg='red', bold=True)}: {problem.message}"]
+    if problem.line:
+        shown = source.line(problem.line)
+        begin = len(shown) - len(shown.lstrip())
+        end = len(shown.split("//")[0].rstrip()) if shown.strip()[:2] != "//" else len(shown)
+        lines += excerpt(Span(source, problem.line, begin + 1, problem.line, max(begin + 1, end) + 1), problem.label)
+    lines += [f"  = {note}" for note in problem.notes]
+    if problem.help:
+        lines.append(f"{click.style('help', fg='cyan')}: {problem.help}")
+    return "\n".join(lines) + "\n"
+
+
+def _table(verdict: Verdict) -> list[str]:
+    width = max(len(c.target.words) for c in verdict.counted)
+    head = f"{'':<{width}}{'counted':>12}{'silver':>12}{'gold':>12}"
+    rows = [f"{c.target.words:<{width}}{c.number:>12}{_limit(c, 'silver'):>12}{_limit(c, 'gold'):>12}" for c in verdict.counted]
+    return [head, *rows, f"counted with {verdict.cases[0]}"]
+
+
+def _limit(c: Counted, medal: Medal) -> str:
+    limit = c.target.limit(medal)
+    return "any" if limit is None else f"{'>=' if c.target.at_least else '<='} {limit}" if limit or c.target.at_least else "0"
+
+
+def _medal_line(verdict: Verdict) -> str:
+    return f"medal: {click.style(verdict.medal, fg=COLORS[verdict.medal], bold=True)}"
+
+
+def _missing(verdict: Verdict, text: str) -> list[str]:
+    """What the next medal wants, and the lines with the largest parts of it."""
+    if verdict.medal == MEDALS[-1]:
+        return []
+    wanted = MEDALS[MEDALS.index(verdict.medal) + 1]
+    lines: list[str] = []
+    source = text.splitlines()
+    for c in verdict.counted:
+        if c.target.allows(c.number, wanted):
+            continue
+        bound = "at least" if c.target.at_least else "at most"
+        lines.append(f"for {wanted}: {c.target.words}, {bound} {c.target.limit(wanted)}; counted {c.number}")
+        lines += (
+            [f"  line {line}: {n}   {source[line - 1].strip()}" for line, n in c.lines[:LINES]] if not c.target.at_least else []
+        )
+    return lines
+
+
+def list_text(folders: Sequence[Folder], medals: Mapping[str, Medal], started: Sequence[str]) -> str:
+    """One line for each puzzle: number, name, medal, what it teaches."""
+    width = max(len(folder.puzzle.title) for folder in folders)
+    lines = []
+    for folder in folders:
+        medal = medals.get(folder.name, "")
+        state = medal or ("started" if folder.name in started else "-")
+        shown = click.style(f"{state:<8}", fg=COLORS[medal]) if medal else f"{state:<8}"
+        lines.append(f"{folder.number:>3}  {shown} {folder.puzzle.title:<{width}}  {folder.puzzle.teaches}")
+    return "\n".join(lines) + "\n"

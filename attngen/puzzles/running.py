@@ -1,0 +1,178 @@
+"""A student's file on the emulated device: the kernel's signature, its launch, and who wrote an element."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from attngen.device.arrays import ArrayView, view
+from attngen.device.emulated import EmulatedDevice
+from attngen.device.emulated.device import Counters, EmulatedKernel
+from attngen.device.emulated.tracing import NOBODY, Call, Traced, Watch
+from attngen.device.protocol import Argument, Launch, Memory
+from attngen.device.tensor_map import MappedTensor, TensorMap
+from attngen.emit.comments import strip_comments
+from attngen.emit.program import KernelEntry, Parameter, Product, Program
+from attngen.puzzles.folder import Folder
+from attngen.puzzles.puzzle import Array, Case
+
+_ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^()]*)\)')
+_PARAMETER = re.compile(r"(.+?)\s*(\w+)")
+SCALARS: dict[str, Any] = {"int": ctypes.c_int, "float": ctypes.c_float}
+ALIGNMENT = 256  # bytes, as cudaMalloc has it: counts of sectors do not depend on where numpy puts an array
+GARBAGE = 0xFD  # of bytes: NaN in fp16 and fp32
+MOST_BLOCKS, STEPS = 64, 4096  # that are searched for the writer of an element
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Name and parameters (type, name) of the kernel of a file."""
+
+    name: str
+    parameters: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return f'extern "C" __global__ void {self.name}({", ".join(" ".join(p) for p in self.parameters)})'
+
+
+def signature_of(text: str) -> Signature | None:
+    """The signature of the only kernel of a file, spaces normalized; None if it has none, or several."""
+    found = _ENTRY.findall(strip_comments(text))
+    if len(found) != 1:
+        return None
+    name, listed = found[0]
+    split = [_PARAMETER.fullmatch(" ".join(one.split())) for one in listed.split(",")]
+    return Signature(name, tuple((p[1].replace(" *", "*"), p[2]) for p in split if p is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one case left: the written arrays by name, counts, and access sites."""
+
+    written: dict[str, Array]
+    counters: Counters
+    traced: Traced
+
+
+def program_of(folder: Folder, text: str, name: str) -> Program:
+    """The file as a program; `name` is that of the file without `.cu`."""
+    signature = signature_of(folder.text)
+    assert signature is not None, f"puzzle.cu of {folder.name} has no kernel"
+    maps = {n: one.tensor for c in _some_cases(folder) for n, one in c.given.items() if isinstance(one, TensorMap)}
+    parameters = tuple(
+        Parameter(n, ctype, "size" if ctype in SCALARS else "data", "" if ctype in SCALARS else maps.get(n, n))
+        for ctype, n in signature.parameters
+    )
+    case = _some_cases(folder)[0]
+    grid = (Product(case.blocks), Product(()), Product(()))
+    entry = KernelEntry(signature.name, parameters, grid, _three(case.threads), case.shared)
+    return Program(name, text, folder.puzzle.arch, (entry,), ())
+
+
+def _some_cases(folder: Folder) -> list[Case]:
+    return [*folder.puzzle.cases(np.random.default_rng(0))]
+
+
+def _three(sizes: tuple[int, ...]) -> tuple[int, int, int]:
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
+
+
+def compile_program(program: Program, seed: int = 0, watch: Watch = NOBODY) -> EmulatedKernel:
+    """Raises CompilationError, DeviceError."""
+    return EmulatedDevice(arch=program.arch, seed=seed, watch=watch).compile(program)
+
+
+def run_case(kernel: EmulatedKernel, case: Case) -> Ran:
+    """Launches the kernel once. Raises EmulationError for a mistake that the checked mode finds."""
+    arrays = {name: _aligned(one) for name, one in case.given.items() if isinstance(one, np.ndarray)}
+    for name, expected in case.expected.items():
+        if name not in arrays:
+            arrays[name] = _garbage(expected)
+    memory = tuple(_memory(name, array, name in case.expected) for name, array in arrays.items())
+    entry = kernel.source.kernels[0]
+    arguments = tuple(_argument(p, case, arrays) for p in entry.parameters)
+    entry = KernelEntry(entry.name, entry.parameters, entry.grid, _three(case.threads), case.shared)
+    kernel.launch((Launch(entry, _three(case.blocks), arguments),), memory)
+    assert kernel.traced is not None
+    return Ran({name: arrays[name] for name in case.expected}, kernel.counters, kernel.traced)
+
+
+def writer_of(program: Program, case: Case, name: str, index: int) -> tuple[int, int, Call] | None:
+    """Block (linear), thread and statement that wrote element `index` of array `name` last; None if nobody is found."""
+    width = case.expected[name].itemsize
+    watch_all = tuple(range(prod(case.threads)))
+    for block in range(min(prod(case.blocks), MOST_BLOCKS)):
+        ran = run_case(compile_program(program, watch=Watch(block, watch_all, STEPS)), case)
+        writes = [
+            s
+            for s in ran.traced.steps
+            if s.site.writes
+            and s.site.buffer is not None
+            and s.site.buffer.name == name
+            and s.offset <= index * width < s.offset + s.width
+        ]
+        if writes:
+            last = max(writes, key=lambda s: s.at)
+            return block, last.thread, last.site.place
+    return None
+
+
+def _aligned(values: Array) -> Array:
+    memory = np.zeros(values.nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    copy = memory[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
+def _garbage(like: Array) -> Array:
+    made = _aligned(np.zeros_like(like))
+    made.reshape(-1).view(np.uint8)[...] = GARBAGE
+    return made
+
+
+def never_written(array: Array) -> Array:
+    """For each element of an output, in order, whether the garbage is still there."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    whole: Array = np.all(flat.view(np.uint8).reshape(flat.size, -1) == GARBAGE, axis=1)
+    return whole
+
+
+def _memory(name: str, array: Array, written: bool) -> Memory:
+    found: ArrayView = view(array, name)
+    return Memory(name, found.pointer, array.nbytes, written, array=found)
+
+
+def _argument(parameter: Parameter, case: Case, arrays: dict[str, Array]) -> Argument:
+    if parameter.ctype in SCALARS:
+        scalar: Argument = SCALARS[parameter.ctype](case.given[parameter.name])
+        return scalar
+    given = case.given.get(parameter.name)
+    address = arrays[parameter.of].ctypes.data
+    return MappedTensor(given, address) if isinstance(given, TensorMap) else ctypes.c_void_p(address)
+
+
+@contextmanager
+def printed_to_stderr() -> Iterator[None]:
+    """What the kernel prints goes to stderr meanwhile: stdout is for the report."""
+    import os
+    import sys
+
+    sys.stdout.flush()
+    libc = ctypes.CDLL(None)
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)

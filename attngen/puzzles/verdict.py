@@ -1,0 +1,276 @@
+"""`check`: a student's file compiled, run and compared; the first problem, or the medal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attngen.device.cuda.compiler import compile_text
+from attngen.device.emulated.findings import EmulationError, Place
+from attngen.device.emulated.translate import primitive_lines
+from attngen.device.protocol import CompilationError, DeviceError
+from attngen.emit.program import Program
+from attngen.puzzles.counts import MEDALS, Counted, Medal, count, medal_of
+from attngen.puzzles.folder import BLANK, Folder
+from attngen.puzzles.puzzle import Array, Case
+from attngen.puzzles.running import (
+    Ran,
+    Signature,
+    compile_program,
+    never_written,
+    program_of,
+    run_case,
+    signature_of,
+    writer_of,
+)
+
+SEED = 20
+_NVRTC = re.compile(r"^(?P<file>[^\n(]*)\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (?P<what>.*)$", re.M)
+_HOST = re.compile(r"\.cu:(?P<line>\d+):\d+: (?:fatal )?error: (?P<what>.*)$", re.M)
+_LINE = re.compile(r"\b(?:of|at) line (\d+)")
+
+HELP = {
+    "signature": "write it as expected: the check passes arguments in this order. Your own functions may stand before it",
+    "does not compile": "correct this error first: later ones often follow from it",
+    "include": "remove it: the file has the primitives that the puzzle needs, and CUDA's built-in functions need no header",
+    "empty": "replace the comment by code that writes every element; `attngen puzzle hint {number}` helps to begin",
+    "never written": "is there a thread for this element, and does its condition let it write? Think of the last block, too",
+    "wrong": "compute this one element by hand from the contract, and compare with what this statement does",
+    "out of bounds": "compare the index with the size of the array before the access; the last block may have threads to spare",
+    "write to a read-only tensor": "the contract names the arrays that the kernel writes; a cast must not remove const",
+    "uninitialized shared read": "write the element before it is read; a barrier must be between if another thread reads it",
+    "uninitialized global read": "the output has no contents before the kernel writes it: begin with a local variable",
+    "race": "put a barrier between the two accesses: __syncthreads() for threads of a block, __syncwarp() for those of a warp",
+    "two writers": "each element must have one writer and no other reader: does the index leave threadIdx or blockIdx out?",
+    "copy in flight": "wait for the copy, then put a barrier before other threads read or replace what it brings",
+    "misaligned access": "an access of N bytes needs an address that is a multiple of N: float4 needs 16",
+    "divergent barrier": "every thread must reach __syncthreads(): move it out of the condition; let no thread return before",
+    "deadlock": "somebody must arrive where these threads wait: count the arrivals of each phase, and the parity of each wait",
+    "lanes missing": "all lanes of a warp must come to its shuffles: let none leave, or skip one, unless the whole warp does",
+    "runaway loop": "does the loop's variable change, and does its condition become false?",
+    "missing proxy fence": "after the writes of threads, call async_proxy_fence(), then a barrier, then TMA or wgmma",
+    "missing wgmma fence": "call wgmma_fence() before the first product that uses these accumulators",
+    "accumulator in use": "call wgmma_commit() and wgmma_wait<0>() before the accumulators are read or written",
+    "division by zero": "check the divisor; is it a size that can be zero here?",
+    "stack overflow": "a thread's local arrays must be small, and recursion must end",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, in the lines of the student's file (0: no line). `notes` are further lines of text: the other thread of a
+    race, the number of wrong elements."""
+
+    kind: str  # a key of HELP, or another kind of the emulated device
+    message: str
+    line: int
+    label: str = ""
+    notes: tuple[str, ...] = ()
+    help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A check's result. The counts are of the first case, and there are none if there is a problem."""
+
+    puzzle: str
+    file: str
+    problem: Problem | None
+    counted: tuple[Counted, ...] = ()
+    cases: tuple[str, ...] = ()  # those that were right, in words
+
+    @property
+    def is_right(self) -> bool:
+        return self.problem is None
+
+    @property
+    def medal(self) -> Medal:
+        return medal_of(self.counted) if self.is_right else ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For graders: docs/json.md lists the keys."""
+        return {
+            "puzzle": self.puzzle,
+            "file": self.file,
+            "right": self.is_right,
+            "medal": self.medal or None,
+            "problem": None if self.problem is None else asdict(self.problem),
+            "cases": list(self.cases),
+            "counts": [_count_json(c) for c in self.counted],
+        }
+
+
+def _count_json(c: Counted) -> dict[str, Any]:
+    return {
+        "count": c.target.count,
+        "what": c.target.words,
+        "counted": c.number,
+        "silver": c.target.silver,
+        "gold": c.target.gold,
+        "at_least": c.target.at_least,
+        "good_for": next(m for m in reversed(MEDALS) if c.target.allows(c.number, m)),
+        "lines": [{"line": line, "counted": n} for line, n in c.lines],
+    }
+
+
+def check(folder: Folder, text: str, file: str) -> Verdict:
+    """The verdict on `text`; `file` is its name. Raises DeviceError if a compiler is missing."""
+    program = program_of(folder, text, file.removesuffix(".cu"))
+    problem = _signature_problem(folder, text) or _compile_problem(program)
+    if problem is not None:
+        return Verdict(folder.name, file, problem)
+    cases = folder.puzzle.cases(np.random.default_rng(SEED))
+    first: Ran | None = None
+    for number, case in enumerate(cases):
+        try:
+            ran = run_case(compile_program(program, seed=number), case)
+        except EmulationError as error:
+            return Verdict(folder.name, file, _device_problem(program, case, error))
+        except CompilationError as error:
+            return Verdict(folder.name, file, _host_problem(error))
+        except DeviceError as error:
+            return Verdict(folder.name, file, _unknown_problem(error))
+        found = _value_problem(folder, program, case, ran)
+        if found is not None:
+            return Verdict(folder.name, file, found)
+        first = first or ran
+    assert first is not None, f"{folder.name} has no case"
+    counted = tuple(count(t, first.counters, first.traced.sites) for t in folder.puzzle.targets)
+    return Verdict(folder.name, file, None, counted, tuple(case.what for case in cases))
+
+
+def _problem(kind: str, message: str, line: int, label: str = "", notes: Sequence[str] = (), **names: object) -> Problem:
+    return Problem(kind, message, line, label, tuple(notes), HELP.get(kind, "").format(**names))
+
+
+def _signature_problem(folder: Folder, text: str) -> Problem | None:
+    wanted, found = signature_of(folder.text), signature_of(text)
+    if found == wanted:
+        return None
+    expected = [f"expected: {wanted}"]
+    if found is None or wanted is None:
+        what = "exactly one kernel" if "__global__" in text else "a kernel, and has none"
+        return _problem("signature", f"the file must have {what}", 0, notes=expected)
+    line = text.count("\n", 0, text.find("__global__")) + 1
+    message = "the kernel's signature is not that of the puzzle"
+    return _problem("signature", message, line, _difference(wanted, found), expected)
+
+
+def _difference(wanted: Signature, found: Signature) -> str:
+    if wanted.name != found.name:
+        return f"the name is {found.name}, expected {wanted.name}"
+    for at, (one, other) in enumerate(zip(wanted.parameters, found.parameters, strict=False)):
+        if one != other:
+            return f"parameter {at + 1} is `{' '.join(other)}`, expected `{' '.join(one)}`"
+    return f"{len(found.parameters)} parameters, expected {len(wanted.parameters)}"
+
+
+def _compile_problem(program: Program) -> Problem | None:
+    """NVRTC's first error: what compiles here compiles for a GPU."""
+    try:
+        compile_text(program)
+    except CompilationError as error:
+        found = _NVRTC.search(error.log)
+        if found is None:
+            return _problem(
+                "does not compile", f"NVRTC cannot compile it for {program.arch}", 0, notes=error.log.strip().splitlines()[:6]
+            )
+        number = len(_NVRTC.findall(error.log))
+        notes = [f"errors after it: {number - 1}"] if number > 1 else []
+        problem = _problem("does not compile", f"does not compile: {found['what']}", int(found["line"]), notes=notes)
+        return replace(problem, help=HELP["include"]) if "open source file" in found["what"] else problem
+    return None
+
+
+def _host_problem(error: CompilationError) -> Problem:
+    """What compiles for a GPU, and not for the emulated device."""
+    found = _HOST.search(error.log)
+    line, what = (int(found["line"]), found["what"]) if found else (0, error.log.strip().split("\n")[0])
+    message = f"compiles for a GPU, but the emulated device cannot run it: {what}"
+    return Problem(
+        "does not compile", message, line, help="write it with the functions that the contract names, or in plain C++"
+    )
+
+
+def _unknown_problem(error: DeviceError) -> Problem:
+    """An instruction that the emulated device does not know. Raises `error` if it is about the machine."""
+    found = _LINE.search(str(error))
+    if found is None:
+        raise error
+    return Problem("does not compile", str(error), int(found[1]), help="use the primitives that are in the file")
+
+
+def _own_line(program: Program, place: Place) -> int:
+    """The line of a place in the student's own code: for a primitive, that of its call."""
+    inside = primitive_lines(program.text)
+    lines = [place.line, *(line for line, _ in place.callers)]
+    return next((line for line in lines if line and line not in inside), place.line)
+
+
+def _device_problem(program: Program, case: Case, error: EmulationError) -> Problem:
+    block = error.block[0] if error.block[1:] == (0, 0) else error.block
+    label = f"thread {error.at.thread} of block {block}"
+    notes = []
+    if error.other is not None:
+        line = _own_line(program, error.other)
+        where = f", at line {line}: {program.text.splitlines()[line - 1].strip()}" if line else ""
+        notes.append(f"the other is thread {error.other.thread}{where}")
+    notes.append(f"with {case.what}")
+    kind = error.kind
+    if kind == "race" and error.where is not None and error.where.buffer in case.expected:
+        kind = "two writers"
+    elif kind == "deadlock" and ("waits for shuffle" in error.what or "waits for a warp" in error.what):
+        kind = "lanes missing"
+    found = _problem(error.kind, f"{error.kind}: {error.what}", _own_line(program, error.at), label, notes)
+    return replace(found, help=HELP.get(kind, ""))
+
+
+def _value_problem(folder: Folder, program: Program, case: Case, ran: Ran) -> Problem | None:
+    for name, expected in case.expected.items():
+        got = ran.written[name]
+        blank = np.zeros(got.size, bool) if name in case.given else never_written(got)
+        wrong = np.flatnonzero(blank | ~_is_right(got, expected, case.tolerance))
+        if len(wrong):
+            return _first_wrong(folder, program, case, ran, name, wrong, blank)
+    return None
+
+
+def _is_right(got: Array, expected: Array, tolerance: float) -> Array:
+    """For each element, in order."""
+    one, other = np.asarray(got, np.float64).reshape(-1), np.asarray(expected, np.float64).reshape(-1)
+    with np.errstate(invalid="ignore"):
+        right: Array = (one == other) | (np.abs(one - other) <= tolerance * (1 + np.abs(other)))
+    return right
+
+
+def _first_wrong(folder: Folder, program: Program, case: Case, ran: Ran, name: str, wrong: Array, blank: Array) -> Problem:
+    expected, got = case.expected[name], ran.written[name]
+    at = int(wrong[0])
+    place = f"{name}[{', '.join(str(int(i)) for i in np.unravel_index(at, expected.shape))}]"
+    notes = [f"{len(wrong)} of {expected.size} elements of {name} are wrong", f"with {case.what}"]
+    value = _number(expected.reshape(-1)[at])
+    if blank[at]:
+        message = f"{place} is never written, expected {value}"
+        if BLANK in program.text and blank.all():
+            line = program.text[: program.text.index(BLANK)].count("\n") + 1
+            label = "the kernel does nothing yet"
+            return _problem("empty", message, line, label, notes[1:], number=folder.number)
+        return _problem("never written", message, _kernel_line(program), "no thread writes it", notes)
+    message = f"{place} is {_number(got.reshape(-1)[at])}, expected {value}"
+    writer = writer_of(program, case, name, at)
+    if writer is None:
+        return _problem("wrong", message, _kernel_line(program), "", notes)
+    block, thread, call = writer
+    return _problem("wrong", message, call.line, f"thread {thread} of block {block} writes it", notes)
+
+
+def _kernel_line(program: Program) -> int:
+    return program.text[: program.text.index("__global__")].count("\n") + 1
+
+
+def _number(value: Any) -> str:
+    return f"{float(value):.6g}" if isinstance(value, np.floating) else str(int(value))
