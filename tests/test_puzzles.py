@@ -136,7 +136,7 @@ def test_a_grader_reads_json(tmp_path: Path) -> None:
 def test_the_page_shows_what_happens(tmp_path: Path) -> None:
     """The first fenced output of docs/puzzles.md is that of a solution without padding; its commands can be parsed."""
     page = (ROOT / "docs" / "puzzles.md").read_text()
-    (shown,) = re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
+    (shown,) = re.findall(r"^```\n(right: .*?)^```", page, re.M | re.S)
     folder = find_folder("transposition")
     path = tmp_path / f"{folder.name}.cu"
     path.write_text(folder.solution.replace("tile[TILE][TILE + 1]", "tile[TILE][TILE]"))

@@ -7,7 +7,13 @@ wrong/NAME.cu  what replaces BLANK and must be refused: the first line says why 
 """
 
 from attngen.puzzles.counts import Target as Target
+from attngen.puzzles.puzzle import Array as Array
 from attngen.puzzles.puzzle import Case as Case
 from attngen.puzzles.puzzle import Puzzle as Puzzle
 from attngen.puzzles.puzzle import Random as Random
+from attngen.puzzles.puzzle import normal_numbers as normal_numbers
+from attngen.puzzles.puzzle import rows_map as rows_map
 from attngen.puzzles.puzzle import whole_numbers as whole_numbers
+from attngen.puzzles.reference import attention as attention
+from attngen.puzzles.reference import positions as positions
+from attngen.puzzles.reference import weights as weights

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from attngen.device.tensor_map import TensorMap
 from attngen.emit.wgmma import Wgmma
 from attngen.puzzles.counts import Target
 
@@ -21,7 +22,7 @@ class Case:
 
     `given` has inputs and numbers by the names of the kernel's parameters, and tensor maps with the arrays that they name.
     Element types are those of numpy: float16 is `fp16` in CUDA. An array in `expected` is written; it holds garbage before,
-    unless it is in `given` too. An element is right if it differs from the expected one by at most
+    unless it is in `given` too, and has the type of the kernel's parameter. An element is right if it differs from the expected one by at most
     `tolerance * (1 + |expected|)`.
     """
 
@@ -49,3 +50,16 @@ class Puzzle:
 def whole_numbers(rng: Random, *shape: int, dtype: type[np.floating[Any]] = np.float32) -> Array:
     """Random whole numbers from -4 to 4: sums of their products are exact in any order, and easy to follow by hand."""
     return rng.integers(-4, 5, shape).astype(dtype)
+
+
+def normal_numbers(rng: Random, *shape: int, dtype: type[np.floating[Any]] = np.float32) -> Array:
+    """Random numbers around 0, as activations are."""
+    return rng.normal(size=shape).astype(dtype)
+
+
+def rows_map(tensor: str, array: Array, rows: int) -> TensorMap:
+    """A tensor map of the fp16 matrix `array`, the argument called `tensor`, in boxes of `rows` rows by 64 columns, swizzled.
+    tma_load takes coordinates (column, row, 0, 0)."""
+    count, columns = array.shape
+    stride = columns * array.itemsize
+    return TensorMap(tensor, "fp16", (columns, count, 1, 1), (stride, count * stride, count * stride), (64, rows, 1, 1))

@@ -25,6 +25,7 @@ from attngen.puzzles.puzzle import Array, Case
 
 _ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^()]*)\)')
 _PARAMETER = re.compile(r"(.+?)\s*(\w+)")
+ELEMENTS = {"float": np.float32, "fp16": np.float16, "int": np.int32}
 SCALARS: dict[str, Any] = {"int": ctypes.c_int, "float": ctypes.c_float}
 ALIGNMENT = 256  # bytes, as cudaMalloc has it: counts of sectors do not depend on where numpy puts an array
 GARBAGE = 0xFD  # of bytes: NaN in fp16 and fp32
@@ -93,11 +94,11 @@ def compile_program(program: Program, seed: int = 0, watch: Watch = NOBODY) -> E
 def run_case(kernel: EmulatedKernel, case: Case) -> Ran:
     """Launches the kernel once. Raises EmulationError for a mistake that the checked mode finds."""
     arrays = {name: _aligned(one) for name, one in case.given.items() if isinstance(one, np.ndarray)}
-    for name, expected in case.expected.items():
-        if name not in arrays:
-            arrays[name] = _garbage(expected)
-    memory = tuple(_memory(name, array, name in case.expected) for name, array in arrays.items())
     entry = kernel.source.kernels[0]
+    for name, dtype in outputs_of(kernel.source, case).items():
+        if name not in arrays:
+            arrays[name] = _garbage(case.expected[name].shape, dtype)
+    memory = tuple(_memory(name, array, name in case.expected) for name, array in arrays.items())
     arguments = tuple(_argument(p, case, arrays) for p in entry.parameters)
     entry = KernelEntry(entry.name, entry.parameters, entry.grid, _three(case.threads), case.shared)
     kernel.launch((Launch(entry, _three(case.blocks), arguments),), memory)
@@ -107,7 +108,7 @@ def run_case(kernel: EmulatedKernel, case: Case) -> Ran:
 
 def writer_of(program: Program, case: Case, name: str, index: int) -> tuple[int, int, Call] | None:
     """Block (linear), thread and statement that wrote element `index` of array `name` last; None if nobody is found."""
-    width = case.expected[name].itemsize
+    width = np.dtype(outputs_of(program, case)[name]).itemsize
     watch_all = tuple(range(prod(case.threads)))
     for block in range(min(prod(case.blocks), MOST_BLOCKS)):
         ran = run_case(compile_program(program, watch=Watch(block, watch_all, STEPS)), case)
@@ -133,8 +134,14 @@ def _aligned(values: Array) -> Array:
     return copy
 
 
-def _garbage(like: Array) -> Array:
-    made = _aligned(np.zeros_like(like))
+def outputs_of(program: Program, case: Case) -> dict[str, Any]:
+    """The element types of what a case writes, by the types of the kernel's parameters; fp16 of what it writes by a tensor map."""
+    types = {p.of: p.ctype.rstrip("*") for p in program.kernels[0].parameters if p.ctype.endswith("*")}
+    return {name: ELEMENTS[types.get(name, "fp16")] for name in case.expected}
+
+
+def _garbage(shape: tuple[int, ...], dtype: Any) -> Array:
+    made = _aligned(np.zeros(shape, dtype))
     made.reshape(-1).view(np.uint8)[...] = GARBAGE
     return made
 

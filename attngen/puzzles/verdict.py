@@ -31,6 +31,8 @@ from attngen.puzzles.running import (
 SEED = 20
 _NVRTC = re.compile(r"^(?P<file>[^\n(]*)\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (?P<what>.*)$", re.M)
 _HOST = re.compile(r"\.cu:(?P<line>\d+):\d+: (?:fatal )?error: (?P<what>.*)$", re.M)
+# The emulated device counts from dynamic shared memory, which puzzles have not.
+_MBARRIER = re.compile(r"the mbarrier at byte -?\d+ of shared memory, which")
 _LINE = re.compile(r"\b(?:of|at) line (\d+)")
 
 HELP = {
@@ -52,6 +54,8 @@ HELP = {
     "deadlock": "somebody must arrive where these threads wait: count the arrivals of each phase, and the parity of each wait",
     "lanes missing": "all lanes of a warp must come to its shuffles: let none leave, or skip one, unless the whole warp does",
     "runaway loop": "does the loop's variable change, and does its condition become false?",
+    "barrier misuse": "a phase must expect exactly the bytes that its copies bring, and as many arrivals as mbarrier_init states",
+    "divergent warpgroup": "all 128 threads of a warpgroup must issue the same wgmma: no condition may divide them",
     "missing proxy fence": "after the writes of threads, call async_proxy_fence(), then a barrier, then TMA or wgmma",
     "missing wgmma fence": "call wgmma_fence() before the first product that uses these accumulators",
     "accumulator in use": "call wgmma_commit() and wgmma_wait<0>() before the accumulators are read or written",
@@ -225,7 +229,8 @@ def _device_problem(program: Program, case: Case, error: EmulationError) -> Prob
         kind = "two writers"
     elif kind == "deadlock" and ("waits for shuffle" in error.what or "waits for a warp" in error.what):
         kind = "lanes missing"
-    found = _problem(error.kind, f"{error.kind}: {error.what}", _own_line(program, error.at), label, notes)
+    what = _MBARRIER.sub("an mbarrier, which", error.what)
+    found = _problem(error.kind, f"{error.kind}: {what}", _own_line(program, error.at), label, notes)
     return replace(found, help=HELP.get(kind, ""))
 
 

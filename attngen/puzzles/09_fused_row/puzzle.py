@@ -1,0 +1,28 @@
+from attngen.puzzles import Case, Puzzle, Random, Target, attention, normal_numbers
+
+D, WARPS = 32, 4
+
+
+def cases(rng: Random) -> list[Case]:
+    return [case(rng, 8, 64), case(rng, 5, 37)]
+
+
+def case(rng: Random, rows: int, keys: int) -> Case:
+    q, k, v = 3 * normal_numbers(rng, rows, D), normal_numbers(rng, keys, D), normal_numbers(rng, keys, D)
+    given = {"q": q, "k": k, "v": v, "rows": rows, "keys": keys}
+    blocks = (-(-rows // WARPS),)
+    return Case(f"{rows} rows, {keys} keys", given, {"o": attention(q, k, v)}, blocks, (32 * WARPS,), tolerance=1e-5)
+
+
+READ = 8 * (1 + 2 * 64) * D * 4
+
+PUZZLE = Puzzle(
+    title="A fused row",
+    teaches="scores, online softmax and output in one loop over the keys",
+    cases=cases,
+    targets=(
+        Target("read", silver=READ, gold=READ),
+        Target("sectors", gold=READ // 32 + 8 * D * 4 // 32),
+        Target("shared_read", silver=0, gold=0),
+    ),
+)

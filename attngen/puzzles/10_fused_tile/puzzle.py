@@ -1,0 +1,24 @@
+from attngen.puzzles import Case, Puzzle, Random, Target, attention, normal_numbers
+
+D, ROWS, WARPS = 32, 16, 4
+
+
+def cases(rng: Random) -> list[Case]:
+    return [case(rng, 32, 64), case(rng, 21, 45), case(rng, 1, 1)]
+
+
+def case(rng: Random, rows: int, keys: int) -> Case:
+    q, k, v = 3 * normal_numbers(rng, rows, D), normal_numbers(rng, keys, D), normal_numbers(rng, keys, D)
+    given = {"q": q, "k": k, "v": v, "rows": rows, "keys": keys}
+    blocks = (-(-rows // ROWS),)
+    return Case(f"{rows} rows, {keys} keys", given, {"o": attention(q, k, v)}, blocks, (32 * WARPS,), tolerance=1e-5)
+
+
+READ = (32 + 2 * 2 * 64) * D * 4
+
+PUZZLE = Puzzle(
+    title="A fused tile",
+    teaches="keys and values that the rows of a block share",
+    cases=cases,
+    targets=(Target("read", silver=2 * READ, gold=READ), Target("conflicts", gold=0)),
+)

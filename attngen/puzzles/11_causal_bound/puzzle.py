@@ -1,0 +1,28 @@
+from attngen.puzzles import Case, Puzzle, Random, Target, attention, normal_numbers, positions
+
+D, ROWS, KEYS, WARPS = 32, 16, 32, 4
+
+
+def cases(rng: Random) -> list[Case]:
+    return [case(rng, 64), case(rng, 45)]
+
+
+def case(rng: Random, n: int) -> Case:
+    q, k, v = 3 * normal_numbers(rng, n, D), normal_numbers(rng, n, D), normal_numbers(rng, n, D)
+    row, key = positions(n, n)
+    expected = {"o": attention(q, k, v, key <= row)}
+    given = {"q": q, "k": k, "v": v, "n": n}
+    return Case(f"n = {n}", given, expected, (-(-n // ROWS),), (32 * WARPS,), tolerance=1e-5)
+
+
+TILES = (1, 1, 2, 2)  # that blocks of 16 rows see
+
+PUZZLE = Puzzle(
+    title="A causal bound",
+    teaches="a loop that ends at the last tile that a row of the block sees",
+    cases=cases,
+    targets=(
+        Target("read", silver=(64 + 2 * KEYS * 2 * 4) * D * 4, gold=(64 + 2 * KEYS * sum(TILES)) * D * 4),
+        Target("conflicts", gold=0),
+    ),
+)

@@ -1,0 +1,36 @@
+from attngen.puzzles import Array, Case, Puzzle, Random, Target, attention, normal_numbers, positions
+
+D, ROWS, KEYS, WARPS, SINKS = 32, 16, 32, 4, 4
+N, WINDOW = 160, 16
+
+
+def cases(rng: Random) -> list[Case]:
+    return [case(rng, N, WINDOW), case(rng, 77, 1), case(rng, 50, 100)]
+
+
+def sees(n: int, window: int) -> Array:
+    row, key = positions(n, n)
+    seen: Array = (key <= row) & ((row - key < window) | (key < SINKS))
+    return seen
+
+
+def case(rng: Random, n: int, window: int) -> Case:
+    q, k, v = 3 * normal_numbers(rng, n, D), normal_numbers(rng, n, D), normal_numbers(rng, n, D)
+    expected = {"o": attention(q, k, v, sees(n, window))}
+    given = {"q": q, "k": k, "v": v, "n": n, "window": window}
+    return Case(f"n = {n}, window = {window}", given, expected, (-(-n // ROWS),), (32 * WARPS,), tolerance=1e-5)
+
+
+def read(tiles: int) -> int:
+    return (N + 2 * KEYS * tiles) * D * 4
+
+
+CAUSAL = sum(-(-ROWS * (block + 1) // KEYS) for block in range(N // ROWS))
+SEEN = int(sees(N, WINDOW).reshape(N // ROWS, ROWS, N // KEYS, KEYS).any((1, 3)).sum())  # pairs of a block and a tile
+
+PUZZLE = Puzzle(
+    title="A mask of one's own",
+    teaches="skipped tiles between others, and rows that have seen no key yet",
+    cases=cases,
+    targets=(Target("read", silver=read(CAUSAL), gold=read(SEEN)), Target("conflicts", gold=0)),
+)
