@@ -14,6 +14,7 @@ from attngen.puzzles.puzzle import Random as Random
 from attngen.puzzles.puzzle import normal_numbers as normal_numbers
 from attngen.puzzles.puzzle import rows_map as rows_map
 from attngen.puzzles.puzzle import whole_numbers as whole_numbers
+from attngen.puzzles.reference import Backward as Backward
 from attngen.puzzles.reference import attention as attention
 from attngen.puzzles.reference import positions as positions
 from attngen.puzzles.reference import weights as weights

@@ -21,9 +21,9 @@ class Case:
     """One launch of the kernel: its arguments, and what it must write.
 
     `given` has inputs and numbers by the names of the kernel's parameters, and tensor maps with the arrays that they name.
-    Element types are those of numpy: float16 is `fp16` in CUDA. An array in `expected` is written; it holds garbage before,
-    unless it is in `given` too, and has the type of the kernel's parameter. An element is right if it differs from the expected one by at most
-    `tolerance * (1 + |expected|)`.
+    Element types are those of numpy: float16 is `fp16` in CUDA. An array in `expected` is written. It has the type of the
+    kernel's parameter, and holds garbage before, unless it is in `given` too. An element is right if it differs from the
+    expected one by at most `tolerance * (1 + |expected|)`.
     """
 
     what: str  # its sizes, in words

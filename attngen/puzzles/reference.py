@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from attngen.puzzles.puzzle import Array
+from attngen.puzzles.puzzle import Array, Random, normal_numbers
 
 
 def attention(q: Array, k: Array, v: Array, keep: Array | None = None) -> Array:
@@ -25,3 +27,32 @@ def weights(q: Array, k: Array, keep: Array | None = None) -> tuple[Array, Array
 def positions(rows: int, keys: int) -> tuple[Array, Array]:
     """The index of the row and of the key, as [rows, 1] and [1, keys]."""
     return np.arange(rows)[:, None], np.arange(keys)[None, :]
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """A forward of n rows and n keys, and its gradients, in fp32: matrices are [n, d], lse and delta [n]."""
+
+    q: Array
+    k: Array
+    v: Array
+    d_o: Array
+    o: Array
+    lse: Array
+    delta: Array
+    dq: Array
+    dk: Array
+    dv: Array
+
+    @classmethod
+    def random(cls, rng: Random, n: int, d: int, causal: bool = False) -> Backward:
+        """Random inputs, and what follows from them."""
+        q, k, v, d_o = 2 * normal_numbers(rng, n, d), *(normal_numbers(rng, n, d) for _ in range(3))
+        row, key = positions(n, n)
+        p, lse = weights(q, k, key <= row if causal else None)
+        o = p @ v
+        delta = (d_o * o).sum(1)
+        gain = d_o.astype(np.float64) @ v.T - delta[:, None]
+        ds = p * np.where(np.abs(gain) < 1e-12, 0.0, gain) / np.sqrt(d)  # of a row with one key, exactly 0
+        found = (q, k, v, d_o, o, lse, delta, ds @ k, ds.T @ q, p.T @ d_o)
+        return cls(*(one.astype(np.float32) for one in found))

@@ -109,17 +109,10 @@ def run_case(kernel: EmulatedKernel, case: Case) -> Ran:
 def writer_of(program: Program, case: Case, name: str, index: int) -> tuple[int, int, Call] | None:
     """Block (linear), thread and statement that wrote element `index` of array `name` last; None if nobody is found."""
     width = np.dtype(outputs_of(program, case)[name]).itemsize
-    watch_all = tuple(range(prod(case.threads)))
+    everybody = tuple(range(prod(case.threads)))
     for block in range(min(prod(case.blocks), MOST_BLOCKS)):
-        ran = run_case(compile_program(program, watch=Watch(block, watch_all, STEPS)), case)
-        writes = [
-            s
-            for s in ran.traced.steps
-            if s.site.writes
-            and s.site.buffer is not None
-            and s.site.buffer.name == name
-            and s.offset <= index * width < s.offset + s.width
-        ]
+        ran = run_case(compile_program(program, watch=Watch(block, everybody, STEPS, name)), case)
+        writes = [s for s in ran.traced.steps if s.offset <= index * width < s.offset + s.width]
         if writes:
             last = max(writes, key=lambda s: s.at)
             return block, last.thread, last.site.place
@@ -135,7 +128,7 @@ def _aligned(values: Array) -> Array:
 
 
 def outputs_of(program: Program, case: Case) -> dict[str, Any]:
-    """The element types of what a case writes, by the types of the kernel's parameters; fp16 of what it writes by a tensor map."""
+    """The element types of the arrays that a case writes: those of the kernel's parameters; by a tensor map, fp16."""
     types = {p.of: p.ctype.rstrip("*") for p in program.kernels[0].parameters if p.ctype.endswith("*")}
     return {name: ELEMENTS[types.get(name, "fp16")] for name in case.expected}
 

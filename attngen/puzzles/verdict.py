@@ -54,7 +54,7 @@ HELP = {
     "deadlock": "somebody must arrive where these threads wait: count the arrivals of each phase, and the parity of each wait",
     "lanes missing": "all lanes of a warp must come to its shuffles: let none leave, or skip one, unless the whole warp does",
     "runaway loop": "does the loop's variable change, and does its condition become false?",
-    "barrier misuse": "a phase must expect exactly the bytes that its copies bring, and as many arrivals as mbarrier_init states",
+    "barrier misuse": "a phase must expect exactly the bytes that its copies bring, and the arrivals that mbarrier_init states",
     "divergent warpgroup": "all 128 threads of a warpgroup must issue the same wgmma: no condition may divide them",
     "missing proxy fence": "after the writes of threads, call async_proxy_fence(), then a barrier, then TMA or wgmma",
     "missing wgmma fence": "call wgmma_fence() before the first product that uses these accumulators",

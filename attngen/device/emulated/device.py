@@ -168,7 +168,7 @@ class EmulatedKernel:
             self._one(one, position == 0, memory, ranges, counts, totals)
         if self.device.watch is not None:
             kernels = [one.entry.name for one in launches]
-            self.traced = tracing.collect(self._loaded, kernels, buffers, self._calls)
+            self.traced = tracing.collect(self._loaded, kernels, buffers, self._calls, self.device.watch.written)
         self._check_counters(launches[-1], memory)
         self.counters = Counters(
             {m.name: r.read for m, r in zip(memory, ranges, strict=True)},

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from attngen.device.emulated.buffers import NamedBuffer
 
 LANES = 32
@@ -22,11 +24,13 @@ BY_LANE = ("load", "store", "atomic", "cp.async")
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The threads whose steps are recorded: `threads` of `block` (linear), at most `limit` steps each per launch."""
+    """The threads whose steps are recorded: `threads` of `block` (linear), at most `limit` steps each per launch. Of these, the
+    trace has all, or those that write the buffer called `written`."""
 
     block: int = 0
     threads: tuple[int, ...] = (0,)
     limit: int = 100
+    written: str = ""
 
 
 NOBODY = Watch(threads=(), limit=0)
@@ -157,10 +161,10 @@ LinesOf = Callable[[Sequence[Sequence[int]]], Sequence[tuple[Call, ...]]]
 
 
 def collect(
-    library: ctypes.CDLL, kernels: Sequence[str], buffers: Sequence[Sequence[NamedBuffer]], lines_of: LinesOf
+    library: ctypes.CDLL, kernels: Sequence[str], buffers: Sequence[Sequence[NamedBuffer]], lines_of: LinesOf, written: str = ""
 ) -> Traced:
     """The sites and steps of a call. `kernels` and `buffers` are those of each launch; `lines_of` returns the lines of each
-    list of addresses in the library."""
+    list of addresses in the library; `written` as of Watch."""
     sites, steps = ctypes.POINTER(_Site)(), ctypes.POINTER(_Step)()
     site_count, step_count = ctypes.c_int(), ctypes.c_int()
     library.emulator_traced(*map(ctypes.byref, (sites, site_count, steps, step_count)))
@@ -168,10 +172,18 @@ def collect(
     calls = lines_of([[address for address in s.calls if address] for s in raw])
     found = [_site(s, kernels[s.launch], buffers[s.launch], at) for s, at in zip(raw, calls, strict=True)]
     order = [s.launch for s in raw]
-    watched = [(order[s.site], _step(s, found[s.site], at)) for at, s in enumerate(steps[: step_count.value])]
+    count = step_count.value
+    numbers = np.ctypeslib.as_array(steps, (count,))["site"] if count else np.zeros(0, int)
+    wanted = [n for n, site in enumerate(found) if not written or _writes(site, written)]
+    kept = np.flatnonzero(np.isin(numbers, wanted)).tolist()
+    watched = [(order[steps[at].site], _step(steps[at], found[steps[at].site], at)) for at in kept]
     watched.sort(key=lambda e: (e[0], e[1].phase, e[1].thread // LANES, e[1].epoch, e[1].order, e[1].thread))
     first_executed = sorted(zip(raw, found, strict=True), key=lambda pair: pair[0].statement)
     return Traced(_merged([s for _, s in first_executed if s.executions]), tuple(step for _, step in watched))
+
+
+def _writes(site: AccessSite, buffer: str) -> bool:
+    return site.writes and site.buffer is not None and site.buffer.name == buffer
 
 
 def _site(s: Any, kernel: str, buffers: Sequence[NamedBuffer], calls: tuple[Call, ...]) -> AccessSite:

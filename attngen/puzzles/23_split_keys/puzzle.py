@@ -1,0 +1,34 @@
+import numpy as np
+
+from attngen.puzzles import Case, Puzzle, Random, Target, normal_numbers, weights
+
+D, WARPS = 32, 4
+
+
+def cases(rng: Random) -> list[Case]:
+    return [case(rng, 256, 64, 3), case(rng, 100, 32, 60), case(rng, 1, 32, 1)]
+
+
+def case(rng: Random, keys: int, split: int, size: int) -> Case:
+    q, k, v = size * normal_numbers(rng, 1, D), normal_numbers(rng, keys, D), normal_numbers(rng, keys, D)
+    begins = range(0, keys, split)
+    parts = [weights(q, k[b : b + split]) for b in begins]
+    o_part = np.concatenate([p @ v[b : b + split] for b, (p, _) in zip(begins, parts, strict=True)])
+    lse = np.concatenate([lse for _, lse in parts])
+    given = {"q": q[0], "k": k, "v": v, "keys": keys, "split": split}
+    expected = {"o_part": o_part, "lse": lse}
+    return Case(f"{keys} keys in parts of {split}", given, expected, (len(parts),), (32 * WARPS,), tolerance=2e-5)
+
+
+READ = 4 * D * 4 * WARPS + 2 * 256 * D * 4  # q by each warp, k and v once
+
+PUZZLE = Puzzle(
+    title="Split keys",
+    teaches="partial rows with their lse, by blocks that do not know each other",
+    cases=cases,
+    targets=(
+        Target("read", silver=READ, gold=READ),
+        Target("sectors", gold=READ // 32 + 4 * (D * 4 // 32 + 1)),
+        Target("conflicts", gold=0),
+    ),
+)
