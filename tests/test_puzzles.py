@@ -28,6 +28,8 @@ def test_the_solution_reaches_gold(folder: Folder) -> None:
     verdict = check(folder, folder.solution, f"{folder.name}.cu")
     assert verdict.medal == "gold", verdict_text(verdict, folder.solution)
     assert verdict.cases
+    (used,) = compile_text(program_of(folder, folder.solution, folder.name)).resources()
+    assert (used.spill_store_bytes, used.stack_bytes) == (0, 0), "students learn from it"
 
 
 @pytest.mark.parametrize("folder", EACH, ids=lambda folder: folder.name)
@@ -58,14 +60,6 @@ def test_a_wrong_solution_gets_its_reason(folder: Folder, name: str) -> None:
     assert wrong.words in "\n".join((verdict.problem.message, verdict.problem.label, *verdict.problem.notes)), shown
     marked = [number for number, line in enumerate(text.splitlines(), 1) if MARK in line]
     assert not marked or verdict.problem.line in marked, shown
-
-
-def test_solutions_do_not_spill() -> None:
-    """They are what a student learns from; the quick tier compiles those that it runs."""
-    for folder in folders():
-        if folder.name in QUICK:
-            (used,) = compile_text(program_of(folder, folder.solution, folder.name)).resources()
-            assert used.spill_store_bytes == 0
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
@@ -149,6 +143,9 @@ def test_the_page_shows_what_happens(tmp_path: Path) -> None:
 MISTAKES = {
     "    s[0] = q[0] +;\n": ("does not compile", "expected an expression", True),
     "    #include <cuda_fp16.h>\n": ("does not compile", "cuda_fp16.h", True),
+    "    extern __shared__ float mine[];\n": ("dynamic", "size of a shared array", True),
+    "    __shared__ int all[40000];\n    s[0] = all[n];\n": ("does not compile", "too much shared data", False),
+    "    if (n > 0) {\n": ("does not compile", "expected a \"}\" at the end of the file", False),
     "    while (true) {}\n": ("runaway loop", "endless loop", False),
     "    for (int i = 0; i < n;) s[0] = scale;\n": ("runaway loop", "endless loop", True),
     "    ((float*)q)[0] = 1.0f;\n": ("write to a read-only tensor", "only read", True),
@@ -167,6 +164,17 @@ def test_a_mistake_is_shown_at_its_line(body: str) -> None:
     assert words in found.message
     assert (text.splitlines()[found.line - 1] + "\n" == body) == has_line
     assert found.help
+
+
+def test_a_kernel_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the place where it was: many short steps are no endless loop for the emulated device."""
+    monkeypatch.setattr("attngen.puzzles.verdict.CPU_SECONDS", 0.5)
+    folder = folders()[0]
+    text = folder.filled("    for (int i = 0; i < 1 << 22; ++i) s[blockIdx.x] = i;\n")
+    found = check(folder, text, "mine.cu").problem
+    assert found is not None
+    assert (found.kind, found.label) == ("time limit", "it was here")
+    assert "1 << 22" in text.splitlines()[found.line - 1]
 
 
 @pytest.mark.parametrize(

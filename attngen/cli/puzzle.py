@@ -189,7 +189,7 @@ def solution_command(puzzle: str, directory: Path) -> None:
 def _read(path: Path, folder: Folder) -> str:
     """The student's file. Raises UsageError if there is none."""
     try:
-        return path.read_text()
+        return path.read_text("utf-8-sig")
     except FileNotFoundError:
         raise click.UsageError(f"there is no {path}; `attngen puzzle start {folder.number}` writes {folder.name}.cu") from None
     except UnicodeDecodeError:

@@ -31,7 +31,6 @@ class Case:
     expected: Mapping[str, Array]
     blocks: tuple[int, ...]  # the grid: x, y, z
     threads: tuple[int, ...]  # of a block: x, y, z
-    shared: int = 0  # bytes of dynamic shared memory
     tolerance: float = 0.0
 
 

@@ -9,7 +9,7 @@ import click
 from attngen.diagnostics import excerpt
 from attngen.puzzles.counts import MEDALS, Counted, Medal
 from attngen.puzzles.folder import Folder
-from attngen.puzzles.verdict import Problem, Verdict
+from attngen.puzzles.verdict import EXACT, Problem, Verdict
 from attngen.source import SourceFile, Span
 
 LINES = 3  # statements named for a count that is too large
@@ -18,11 +18,13 @@ COLORS: Mapping[str, str] = {"bronze": "yellow", "silver": "white", "gold": "bri
 
 def verdict_text(verdict: Verdict, text: str) -> str:
     """The first problem with its place; or the medal, the counts, and what is missing for the next medal."""
+    advice = f"note: puzzles need g++, and this is {verdict.compiler}: some accesses are divided or not seen; set CXX=g++\n"
+    note = "" if verdict.compiler == EXACT else advice
     if verdict.problem is not None:
-        return _problem_text(verdict.problem, SourceFile(verdict.file, text))
+        return _problem_text(verdict.problem, SourceFile(verdict.file, text)) + note
     lines = [f"right: {'; '.join(verdict.cases)}", "", *_table(verdict), "", _medal_line(verdict)]
     lines += _missing(verdict, text)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + note
 
 
 def _problem_text(problem: Problem, source: SourceFile) -> str:
@@ -31,7 +33,8 @@ def _problem_text(problem: Problem, source: SourceFile) -> str:
         shown = source.line(problem.line)
         begin = len(shown) - len(shown.lstrip())
         end = len(shown.split("//")[0].rstrip()) if shown.strip()[:2] != "//" else len(shown)
-        lines += excerpt(Span(source, problem.line, begin + 1, problem.line, max(begin + 1, end) + 1), problem.label)
+        span = Span(source, problem.line, begin + 1, problem.line, max(begin + 1, end) + 1)
+        lines += [line.rstrip() for line in excerpt(span, problem.label)]
     lines += [f"  = {note}" for note in problem.notes]
     if problem.help:
         lines.append(f"{click.style('help', fg='cyan')}: {problem.help}")

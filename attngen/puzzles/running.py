@@ -73,7 +73,7 @@ def program_of(folder: Folder, text: str, name: str) -> Program:
     )
     case = _some_cases(folder)[0]
     grid = (Product(case.blocks), Product(()), Product(()))
-    entry = KernelEntry(signature.name, parameters, grid, _three(case.threads), case.shared)
+    entry = KernelEntry(signature.name, parameters, grid, _three(case.threads))
     return Program(name, text, folder.puzzle.arch, (entry,), ())
 
 
@@ -100,7 +100,7 @@ def run_case(kernel: EmulatedKernel, case: Case) -> Ran:
             arrays[name] = _garbage(case.expected[name].shape, dtype)
     memory = tuple(_memory(name, array, name in case.expected) for name, array in arrays.items())
     arguments = tuple(_argument(p, case, arrays) for p in entry.parameters)
-    entry = KernelEntry(entry.name, entry.parameters, entry.grid, _three(case.threads), case.shared)
+    entry = KernelEntry(entry.name, entry.parameters, entry.grid, _three(case.threads))
     kernel.launch((Launch(entry, _three(case.blocks), arguments),), memory)
     assert kernel.traced is not None
     return Ran({name: arrays[name] for name in case.expected}, kernel.counters, kernel.traced)

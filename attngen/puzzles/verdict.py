@@ -11,11 +11,13 @@ import numpy as np
 
 from attngen.device.cuda.compiler import compile_text
 from attngen.device.emulated.findings import EmulationError, Place
+from attngen.device.emulated.host_compiler import find_compiler
 from attngen.device.emulated.translate import primitive_lines
 from attngen.device.protocol import CompilationError, DeviceError
 from attngen.emit.program import Program
 from attngen.puzzles.counts import MEDALS, Counted, Medal, count, medal_of
 from attngen.puzzles.folder import BLANK, Folder
+from attngen.puzzles.limit import TimeLimitError, limited
 from attngen.puzzles.puzzle import Array, Case
 from attngen.puzzles.running import (
     Ran,
@@ -29,7 +31,14 @@ from attngen.puzzles.running import (
 )
 
 SEED = 20
+# The family that shows the emulated device each access as the file has it. Others divide accesses of float4 into several, and
+# clang 14 turns copies of structs from memory to memory into calls that are not seen.
+EXACT = "gcc"
+CPU_SECONDS = 10  # of one check; a solution takes about one
+_DYNAMIC = re.compile(r"^[^/\n]*\bextern\s+__shared__", re.M)
 _NVRTC = re.compile(r"^(?P<file>[^\n(]*)\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (?P<what>.*)$", re.M)
+_UNCLOSED = re.compile(r"At end of source: error(?: #[\w-]+)?: (?P<what>.*)(?:\n.*\((?P<line>\d+)\): note #3196)?")
+_PTXAS = re.compile(r"ptxas error *: (?P<what>.*)$", re.M)
 _HOST = re.compile(r"\.cu:(?P<line>\d+):\d+: (?:fatal )?error: (?P<what>.*)$", re.M)
 # The emulated device counts from dynamic shared memory, which puzzles have not.
 _MBARRIER = re.compile(r"the mbarrier at byte -?\d+ of shared memory, which")
@@ -39,6 +48,10 @@ HELP = {
     "signature": "write it as expected: the check passes arguments in this order. Your own functions may stand before it",
     "does not compile": "correct this error first: later ones often follow from it",
     "include": "remove it: the file has the primitives that the puzzle needs, and CUDA's built-in functions need no header",
+    "dynamic": "declare it with its size, `__shared__ float name[SIZE]`: the launch has no dynamic shared memory",
+    "shared memory": "a block has at most 48 KB of arrays declared __shared__ (0xc000 bytes): keep a tile there, not the whole",
+    "trap": "the kernel stops itself here; printf shows values: what it prints comes before the report",
+    "time limit": "the sizes are small: no thread needs more than some thousand steps. Does a loop run too often, or forever?",
     "empty": "replace the comment by code that writes every element; `attngen puzzle hint {number}` helps to begin",
     "never written": "is there a thread for this element, and does its condition let it write? Think of the last block, too",
     "wrong": "compute this one element by hand from the contract, and compare with what this statement does",
@@ -86,6 +99,7 @@ class Verdict:
     problem: Problem | None
     counted: tuple[Counted, ...] = ()
     cases: tuple[str, ...] = ()  # those that were right, in words
+    compiler: str = EXACT  # the family of the host's compiler
 
     @property
     def is_right(self) -> bool:
@@ -104,6 +118,7 @@ class Verdict:
             "medal": self.medal or None,
             "problem": None if self.problem is None else asdict(self.problem),
             "cases": list(self.cases),
+            "compiler": self.compiler,
             "counts": [_count_json(c) for c in self.counted],
         }
 
@@ -123,10 +138,25 @@ def _count_json(c: Counted) -> dict[str, Any]:
 
 def check(folder: Folder, text: str, file: str) -> Verdict:
     """The verdict on `text`; `file` is its name. Raises DeviceError if a compiler is missing."""
+    return replace(_check(folder, text, file), compiler=find_compiler().family.name)
+
+
+def _check(folder: Folder, text: str, file: str) -> Verdict:
     program = program_of(folder, text, file.removesuffix(".cu"))
-    problem = _signature_problem(folder, text) or _compile_problem(program)
+    problem = _signature_problem(folder, text) or _dynamic_problem(text) or _compile_problem(program)
     if problem is not None:
         return Verdict(folder.name, file, problem)
+    try:
+        with limited(CPU_SECONDS):
+            return _run(folder, program, file)
+    except TimeLimitError as error:
+        found = re.search(r"\bline (\d+):", str(error))
+        line = int(found[1]) if found else _kernel_line(program)
+        message = f"the kernel has not ended after {CPU_SECONDS} seconds"
+        return Verdict(folder.name, file, _problem("time limit", message, line, "it was here"))
+
+
+def _run(folder: Folder, program: Program, file: str) -> Verdict:
     cases = folder.puzzle.cases(np.random.default_rng(SEED))
     first: Ran | None = None
     for number, case in enumerate(cases):
@@ -164,6 +194,15 @@ def _signature_problem(folder: Folder, text: str) -> Problem | None:
     return _problem("signature", message, line, _difference(wanted, found), expected)
 
 
+def _dynamic_problem(text: str) -> Problem | None:
+    """Dynamic shared memory, which no puzzle has."""
+    found = _DYNAMIC.search(text)
+    if found is None:
+        return None
+    line = text.count("\n", 0, found.start()) + 1
+    return _problem("dynamic", "the size of a shared array is missing", line, "has no size")
+
+
 def _difference(wanted: Signature, found: Signature) -> str:
     if wanted.name != found.name:
         return f"the name is {found.name}, expected {wanted.name}"
@@ -180,14 +219,24 @@ def _compile_problem(program: Program) -> Problem | None:
     except CompilationError as error:
         found = _NVRTC.search(error.log)
         if found is None:
-            return _problem(
-                "does not compile", f"NVRTC cannot compile it for {program.arch}", 0, notes=error.log.strip().splitlines()[:6]
-            )
+            return _unplaced_problem(error)
         number = len(_NVRTC.findall(error.log))
         notes = [f"errors after it: {number - 1}"] if number > 1 else []
         problem = _problem("does not compile", f"does not compile: {found['what']}", int(found["line"]), notes=notes)
         return replace(problem, help=HELP["include"]) if "open source file" in found["what"] else problem
     return None
+
+
+def _unplaced_problem(error: CompilationError) -> Problem:
+    """An error that NVRTC reports at the end of the file, or ptxas, which knows no lines."""
+    unclosed, ptxas = _UNCLOSED.search(error.log), _PTXAS.search(error.log)
+    if unclosed is not None:
+        message = f"does not compile: {unclosed['what']} at the end of the file"
+        return _problem("does not compile", message, int(unclosed["line"] or 0), "this one is not closed")
+    if ptxas is not None:
+        problem = _problem("does not compile", f"does not compile: {ptxas['what']}", 0)
+        return replace(problem, help=HELP["shared memory"]) if "shared data" in ptxas["what"] else problem
+    return _problem("does not compile", error.message, 0, notes=error.log.strip().splitlines()[:6])
 
 
 def _host_problem(error: CompilationError) -> Problem:
@@ -205,7 +254,8 @@ def _unknown_problem(error: DeviceError) -> Problem:
     found = _LINE.search(str(error))
     if found is None:
         raise error
-    return Problem("does not compile", str(error), int(found[1]), help="use the primitives that are in the file")
+    message = str(error).split("; ")[0]
+    return Problem("does not compile", message, int(found[1]), help="use the primitives that are in the file")
 
 
 def _own_line(program: Program, place: Place) -> int:

@@ -14,6 +14,8 @@
         const int r = 32 * (part % 2) + lane, chunk = part / 2;
         const uint4 read = *(const uint4*)&tile[r][8 * (chunk ^ r % 8)];  // <- reported
         const unsigned pairs[4] = {read.x, read.y, read.z, read.w};
-        for (int c = 0; c < 8 && row + r < rows; ++c)
+        if (row + r >= rows) continue;
+#pragma unroll
+        for (int c = 0; c < 8; ++c)
             y[(column + 8 * chunk + c) * rows + row + r].bits = (unsigned short)(pairs[c / 2] >> 16 * (c % 2));
     }

@@ -1,0 +1,45 @@
+"""A limit of the time that a kernel may run on the emulated device."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+TICK = 0.2  # seconds between two looks at the clock
+
+
+class TimeLimitError(Exception):
+    """The time is over; the text is the emulated device's, with the place at which the kernel was."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raises TimeLimitError when this process has used so many seconds of the CPU, which do not depend on what else the machine
+    does. The emulated device stops at SIGINT only, which the main thread alone gets: elsewhere there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    over, ended = threading.Event(), threading.Event()
+    end = time.process_time() + seconds
+
+    def watch() -> None:
+        while not ended.wait(TICK):
+            if time.process_time() > end:
+                over.set()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if over.is_set():
+            raise TimeLimitError(*error.args) from None
+        raise
+    finally:
+        ended.set()
+        watcher.join()
