@@ -23,4 +23,7 @@ def test_the_first_command_finds_templates_and_parser(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "attngen", "build", "gpt2", "-o", "built"]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, **places}, check=True)
     assert list((tmp_path / "built").iterdir())
+    command = [sys.executable, "-m", "attngen", "puzzle", "start", "mma_fragments"]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, **places}, check=True)
+    assert "mma.sync" in (tmp_path / "13_mma_fragments.cu").read_text(), "with its primitives"
     assert not (tmp_path / "cache").exists()

@@ -93,8 +93,9 @@ def _wrong(path: Path) -> Wrong:
 
 
 def with_primitives(text: str, products: Sequence[Wgmma]) -> str:
-    """`text` with the primitives in the place of their `#include`s, with all comments."""
-    return _INCLUDE.sub(lambda found: _primitive(found[1], products), text)
+    """`text` with the primitives in the place of their `#include`s, with all comments, and empty lines between them."""
+    whole = _INCLUDE.sub(lambda found: _primitive(found[1], products) + "\n", text)
+    return re.sub(r"\n{3,}", "\n\n", whole)
 
 
 def _primitive(name: str, products: Sequence[Wgmma]) -> str:
@@ -123,5 +124,5 @@ def find_folder(wanted: str) -> Folder:
             return folder
     names = [folder.name for folder in folders()]
     near = get_close_matches(key, [*names, *(name[3:] for name in names)], 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {folders()[0].number} to {folders()[-1].number}"
+    hint = f"did you mean {near[0]}?" if near else f"their numbers are {folders()[0].number} to {folders()[-1].number};"
     raise ArgumentError(f"there is no puzzle {wanted}; {hint} `attngen puzzle list` shows all")

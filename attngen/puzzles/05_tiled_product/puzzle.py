@@ -14,7 +14,7 @@ def case(rng: Random, n: int) -> Case:
 
 PUZZLE = Puzzle(
     title="Tiled product",
-    teaches="tiles in shared memory, and and several sums in the registers of a thread",
+    teaches="tiles in shared memory, and several sums in the registers of a thread",
     cases=cases,
     targets=(
         Target("read", silver=2 * 64 * 64 * 2 * 4, gold=2 * 64 * 64 * 2 * 4),
