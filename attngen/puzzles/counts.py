@@ -42,11 +42,23 @@ def _in_global(site: AccessSite) -> bool:
 
 
 COUNTS: Mapping[str, Count] = {
-    "read": Count("global memory read, bytes", lambda counters, sites: sum(counters.bytes_read.values())),
-    "written": Count("global memory written, bytes", lambda counters, sites: sum(counters.bytes_written.values())),
+    "read": Count(
+        "global memory read, bytes",
+        lambda counters, sites: sum(counters.bytes_read.values()),
+        lambda s: s.bytes if _in_global(s) and not s.writes else 0,
+    ),
+    "written": Count(
+        "global memory written, bytes",
+        lambda counters, sites: sum(counters.bytes_written.values()),
+        lambda s: s.bytes if _in_global(s) and s.writes else 0,
+    ),
     "sectors": _sites("sectors of 32 bytes of global memory", lambda s: s.sectors),
     "requests": _sites("accesses of warps to global memory", lambda s: s.executions if _in_global(s) else 0),
-    "shared_read": Count("shared memory read, bytes", lambda counters, sites: counters.shared_bytes_read),
+    "shared_read": Count(
+        "shared memory read, bytes",
+        lambda counters, sites: counters.shared_bytes_read,
+        lambda s: s.bytes if s.buffer is not None and s.buffer.is_shared and not s.writes else 0,
+    ),
     "wavefronts": _sites("wavefronts of shared memory", lambda s: s.wavefronts),
     "conflicts": _sites("bank conflicts", lambda s: s.conflicts),
     "barriers": Count("barriers", lambda counters, sites: totals(counters, sites).barriers),
