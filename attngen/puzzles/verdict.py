@@ -34,7 +34,7 @@ SEED = 20
 # The family that shows the emulated device each access as the file has it. Others divide accesses of float4 into several, and
 # clang 14 turns copies of structs from memory to memory into calls that are not seen.
 EXACT = "gcc"
-CPU_SECONDS = 10  # of one check; a solution takes about one
+CPU_SECONDS = 6  # of one check; a solution takes less than one
 _DYNAMIC = re.compile(r"^[^/\n]*\bextern\s+__shared__", re.M)
 _NVRTC = re.compile(r"^(?P<file>[^\n(]*)\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (?P<what>.*)$", re.M)
 _UNCLOSED = re.compile(r"At end of source: error(?: #[\w-]+)?: (?P<what>.*)(?:\n.*\((?P<line>\d+)\): note #3196)?")
@@ -153,7 +153,9 @@ def _check(folder: Folder, text: str, file: str) -> Verdict:
         found = re.search(r"\bline (\d+):", str(error))
         line = int(found[1]) if found else _kernel_line(program)
         message = f"the kernel has not ended after {CPU_SECONDS} seconds"
-        return Verdict(folder.name, file, _problem("time limit", message, line, "it was here"))
+        # The emulated device counts accesses, and calls this by the same name if so many of them take less time.
+        problem = Problem("runaway loop", message, line, "it was here", help=HELP["time limit"])
+        return Verdict(folder.name, file, problem)
 
 
 def _run(folder: Folder, program: Program, file: str) -> Verdict:
