@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from attngen.diagnostics import ArgumentError
@@ -107,12 +107,8 @@ class KernelRequest:
 
     def bare(self, schedule: ScheduleName | None = None) -> KernelRequest:
         """The same, or another schedule, for the same storage and promise, without overrides."""
-        return KernelRequest(
-            self.schedule if schedule is None else schedule,
-            storage=self.storage,
-            batch_invariant=self.batch_invariant,
-            page_size=self.page_size,
-        )
+        stated = self.schedule if schedule is None else schedule
+        return replace(self, schedule=stated, block_q=None, block_kv=None, stages=None, warps=None, q=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ from attngen.diagnostics import DiagnosticError
 from attngen.inspect.gpu_memory import from_gpu
 from attngen.plan import ARCHES
 from attngen.plan.plan import PlanRefusal
+from attngen.plan.problem import Problem
 from attngen.reference.free_sizes import with_free_sizes
 from attngen.reference.problems import Shape, sample
 from attngen.reference.torch_oracle import to_torch
 from attngen.schedules import choose
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.dtypes import FP8_DTYPES, DType, from_storage, round_to_storage, within_range
 from tests import tiers
 from tests.harness import call_stored, compared, compiled, run
@@ -365,3 +366,21 @@ def test_arrays_of_other_libraries(dtype: DType) -> None:
     assert to_torch(stored, "cpu").view(torch.uint8).equal(tensor.view(torch.uint8))
     assert from_gpu(tensor).tobytes() == stored.tobytes()
     assert from_gpu(tensor).dtype == dtype.numpy
+
+
+def test_lengths_select_the_tiles_that_they_select_for_16_bits() -> None:
+    """Kernels after the one that converts keys are those of 16 bits."""
+    spec = attngen.define(dtype=KV8, head_dim=128)
+    of_16 = replace(spec, k_dtype=None, v_dtype=None)
+    for storage in ("dense", "padded"):
+        for length in (512, 2048, 8192):
+            plans = [
+                choose(
+                    replace(one, kernel=KernelRequest(storage=storage)),
+                    ARCHES["sm_90a"],
+                    "hopper",
+                    Problem(64, length, length, 132),
+                )
+                for one in (spec, of_16)
+            ]
+            assert plans[0].tile == plans[1].tile
