@@ -152,16 +152,18 @@ class Search:
             if running is not None:
                 self.note(edge, running, f"the process ended: {errors.end()}")
             elif process.returncode != LOST:
-                self.failures.append(f"a process ended between two runs: {errors.end()}")
+                self.fail(f"a process ended after seed {seed}, between two runs: {errors.end()}")
             seed += 1
+
+    def fail(self, text: str) -> None:
+        self.failures.append(text)
+        print(f"\n{text}", flush=True)
 
     def note(self, edge: str, one: dict[str, Any], wrong: str) -> None:
         with self.lock:
             self.counts[f"{edge:5} {one['what']}"] += 1
             if wrong:
-                text = f"seed {one['seed']}, tensors {edge} at the edge, {one['what']}: {wrong}\n{one['problem']}"
-                self.failures.append(text)
-                print(f"\n{text}", flush=True)
+                self.fail(f"seed {one['seed']}, tensors {edge} at the edge, {one['what']}: {wrong}\n{one['problem']}")
             elif self.counts.total() % 100 == 0:
                 print(f"{self.counts.total()} runs, {len(self.failures)} failed", flush=True)
 

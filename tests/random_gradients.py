@@ -21,13 +21,15 @@ from attngen.device.emulated import EmulatedDevice
 from attngen.device.protocol import Device
 from attngen.device.select import device_by_name
 from attngen.plan import ARCHES
+from attngen.plan.facts import facts_of
 from attngen.reference.compare import Comparison
 from attngen.reference.compare_gradients import GradientTruth, compare_gradients, gradient_truth
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import Sample
 from attngen.reference.stored import of_lengths, packed, unpacked
-from attngen.schedules import choose, schedules_for
+from attngen.schedules import choose
 from attngen.schedules.backward import BACKWARD_SCHEDULES
+from attngen.schedules.registry import keywords_of
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.gradient import QKV, GradientError, differentiable, gradients_of_call
 from attngen.spec.names import check_backward_names
@@ -69,7 +71,7 @@ def gradient_case(seed: int, kernel: str | None = None, on_gpu: bool = False) ->
     wanted, deterministic = usual if r.random() < 0.3 else some, r.random() < 0.5
     arch = device_by_name("cuda").arch if on_gpu else r.choice(("sm_75", "sm_80", "sm_90a"))
     _, computed = gradients_of_call(spec, wanted)
-    suitable = [s for s in schedules_for(spec, ARCHES[arch], computed) if kernel in (None, s)]
+    suitable = [s for s in keywords_of(facts_of(spec, computed, deterministic), ARCHES[arch]) if kernel in (None, s)]
     if not suitable:
         return None
     schedule = r.choice(suitable)
