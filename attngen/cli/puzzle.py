@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from attngen.puzzles.folder import Folder
     from attngen.puzzles.progress import Progress
 
-WIDTH = 110  # of a hint's lines
+WIDTH = 110  # columns of a hint's lines
 MEDALS = click.Choice(["bronze", "silver", "gold"])
 EPILOG = "Exit codes: 0 right; 1 not right, or less than --need; 2 a mistake in the command line; 3 a compiler is missing."
 

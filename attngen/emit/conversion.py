@@ -14,7 +14,7 @@ from attngen.spec.dtypes import DTYPES
 
 CHUNK_BYTES = 16  # a thread writes so many at once
 THREADS = 128  # per block
-ROWS = 32  # of a block: each thread has several loads under way
+ROWS = 32  # rows of a block: each thread has several loads under way
 # Of what numbers a word of a row consists, as `parts/converted.cu.j2` names them. All numbers of 8 bits are exact
 WORDS = {
     "bf16": "permute_bytes(__float_as_uint(number(2 * w)), __float_as_uint(number(2 * w + 1)), 0x7632)",
@@ -30,7 +30,7 @@ class Converted:
 
     source: str
     to: str
-    ctype: str  # of the source
+    ctype: str  # type of the source
     chunks: str
 
 

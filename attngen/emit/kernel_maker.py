@@ -26,10 +26,10 @@ def shared_ranges(plan: Plan, kernel: str = "") -> tuple[SharedRange, ...]:
 class KernelMaker:
     """Makes the kernels of one file."""
 
-    spec: AttentionSpec  # that of a call; once made, as kernels read it (`abi.as_read`)
+    spec: AttentionSpec  # spec of a call; once made, as kernels read it (`abi.as_read`)
     plan: Plan
     variant: Variant
-    given: AttentionSpec = field(init=False)  # that of a call
+    given: AttentionSpec = field(init=False)  # spec of a call
     own: Own = field(init=False)  # the schedule's own choices, see `Plan.own`
     tensors: dict[str, Tensor] = field(init=False)
 

@@ -30,7 +30,7 @@ class Case:
     given: Mapping[str, Any]
     expected: Mapping[str, Array]
     blocks: tuple[int, ...]  # the grid: x, y, z
-    threads: tuple[int, ...]  # of a block: x, y, z
+    threads: tuple[int, ...]  # threads of a block: x, y, z
     tolerance: float = 0.0
 
 

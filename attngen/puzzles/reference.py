@@ -53,6 +53,6 @@ class Backward:
         o = p @ v
         delta = (d_o * o).sum(1)
         gain = d_o.astype(np.float64) @ v.T - delta[:, None]
-        ds = p * np.where(np.abs(gain) < 1e-12, 0.0, gain) / np.sqrt(d)  # of a row with one key, exactly 0
+        ds = p * np.where(np.abs(gain) < 1e-12, 0.0, gain) / np.sqrt(d)  # exactly 0 in a row with one key
         found = (q, k, v, d_o, o, lse, delta, ds @ k, ds.T @ q, p.T @ d_o)
         return cls(*(one.astype(np.float32) for one in found))

@@ -28,8 +28,8 @@ _PARAMETER = re.compile(r"(.+?)\s*(\w+)")
 ELEMENTS = {"float": np.float32, "fp16": np.float16, "int": np.int32}
 SCALARS: dict[str, Any] = {"int": ctypes.c_int, "float": ctypes.c_float}
 ALIGNMENT = 256  # bytes, as cudaMalloc has it: counts of sectors do not depend on where numpy puts an array
-GARBAGE = 0xFD  # of bytes: NaN in fp16 and fp32
-MOST_BLOCKS, STEPS = 64, 4096  # that are searched for the writer of an element
+GARBAGE = 0xFD  # a byte; many of it are NaN in fp16 and fp32
+MOST_BLOCKS, STEPS = 64, 4096  # blocks and steps that are searched for the writer of an element
 
 
 @dataclass(frozen=True, slots=True)

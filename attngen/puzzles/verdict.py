@@ -34,7 +34,7 @@ SEED = 20
 # The family that shows the emulated device each access as the file has it. Others divide accesses of float4 into several, and
 # clang 14 turns copies of structs from memory to memory into calls that are not seen.
 EXACT = "gcc"
-CPU_SECONDS = 6  # of one check; a solution takes less than one
+CPU_SECONDS = 6  # limit of one check; a solution takes less than one
 _DYNAMIC = re.compile(r"^[^/\n]*\bextern\s+__shared__", re.M)
 _NVRTC = re.compile(r"^(?P<file>[^\n(]*)\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (?P<what>.*)$", re.M)
 _UNCLOSED = re.compile(r"At end of source: error(?: #[\w-]+)?: (?P<what>.*)(?:\n.*\((?P<line>\d+)\): note #3196)?")

@@ -185,7 +185,7 @@ def stored_types(dtype: torch.dtype, kv_dtype: torch.dtype | None, mode: Mode) -
     return own if cached is None else {"q": own, "k": cached.name, "v": cached.name}
 
 
-CACHE_TYPES = {getattr(torch, t.torch): t for t in FP8_DTYPES}  # of keys and values beside queries of another type
+CACHE_TYPES = {getattr(torch, t.torch): t for t in FP8_DTYPES}  # types of keys and values beside queries of another type
 ELEMENT_TYPES = {getattr(torch, t.torch): t for t in INPUT_DTYPES}
 _STORAGE_NAMES = {getattr(torch, t.torch): t.name for t in STORAGE_DTYPES}
 

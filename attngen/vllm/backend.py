@@ -225,7 +225,7 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
         if attn_metadata is None:
             return output.fill_(0)
         scales = NO_SCALES
-        if self.kv_cache_dtype in QUANTIZED:  # whose bits vLLM has as bytes
+        if self.kv_cache_dtype in QUANTIZED:  # vLLM has their bits as bytes
             kv_cache = kv_cache.view(QUANTIZED[self.kv_cache_dtype])
             scales = Scales(*(one.detach().float().reshape(1, 1, -1) for one in (layer._k_scale, layer._v_scale)))
         k_cache, v_cache = kv_cache.unbind(1)  # [pages, rows, kv_heads, size]

@@ -117,7 +117,7 @@ MUTATED = {
     "documents": (wide(264, 72, mask="causal and same_document(ids) and h % 2 == 0"), Shape(1, 4, 4, 200, 200)),
     "over": (wide(576, 512, mask="k + 100 <= q"), Shape(1, 3, 1, 250, 150)),
 }
-ORDERS = (0, 3, 4, 8, 7, 9, 10, 12)  # of threads and copies
+ORDERS = (0, 3, 4, 8, 7, 9, 10, 12)  # orders of threads and copies
 
 
 @pytest.mark.parametrize("name", tiers.cases([*MUTATED], quick=[]))

@@ -121,7 +121,7 @@ CONVERTED: dict[str, dict[str, Any]] = {
         "score": None, "inputs": {"ks": ("fp32", ("batch", "blocks"))}, "k_scale": "ks[b, min(k // 16, blocks - 1)]"
     },
     "heads' scales": {"scales": "of heads", "score": None},
-    "blocks' scales": {"scales": "of blocks", "score": None},  # of V too: weights are multiplied with them
+    "blocks' scales": {"scales": "of blocks", "score": None},  # scales of V too: weights are multiplied with them
     "weights that are scores": {"normalize": "none", "score": None, "scales": "of heads"},
     "dropout": {"params": {"p": 0.2}, "dropout": "p", "score": None, "v_scale": "3.0"},
     "fp32": {"dtype": {"q": "fp32", "k": "fp8_e5m2", "v": "fp8_e4m3"}, "score": None},

@@ -148,7 +148,7 @@ def test_a_layer_with_scales_of_blocks_of_keys(layout: str) -> None:
         "ks": torch.tensor([[1.0, 0.5, 2.0], [0.25, 1.0, 3.0]]),
         "vs": torch.tensor([[2.0, 1.0, 0.5], [1.0, 1.5, 4.0]]),
     }
-    rows = {name: one.repeat_interleave(8, 1)[:, 4:16] for name, one in of_blocks.items()}  # of keys 4 to 15
+    rows = {name: one.repeat_interleave(8, 1)[:, 4:16] for name, one in of_blocks.items()}  # rows of keys 4 to 15
     by_row = [one.unsqueeze(2 if layout == "bshd" else 1) for one in rows.values()]
     caches = [torch.zeros(shape(24)).to(E4M3) for _ in range(2)]
     found = layer.decode(q, *caches, new, new, cache_seqlens=4, append_scales=tuple(by_row), **of_blocks)

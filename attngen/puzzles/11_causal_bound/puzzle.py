@@ -15,7 +15,7 @@ def case(rng: Random, n: int) -> Case:
     return Case(f"n = {n}", given, expected, (-(-n // ROWS),), (32 * WARPS,), tolerance=1e-5)
 
 
-TILES = (1, 1, 2, 2)  # that blocks of 16 rows see
+TILES = (1, 1, 2, 2)  # tiles that blocks of 16 rows see
 
 PUZZLE = Puzzle(
     title="A causal bound",

@@ -19,7 +19,7 @@ def case(rng: Random, rows: int, keys: int) -> Case:
 
 
 BLOCKS, STEPS = 2, D // 16
-STORES = BLOCKS * 4 * 16  # of four warps, each of two float2 for eight columns
+STORES = BLOCKS * 4 * 16  # four warps store two float2 each for eight columns
 
 PUZZLE = Puzzle(
     title="A wgmma tile",

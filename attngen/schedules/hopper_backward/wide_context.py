@@ -14,8 +14,8 @@ from attngen.schedules.hopper_backward.plan import OF_ROWS
 from attngen.schedules.hopper_backward.wide_plan import WideBackwardPlan, part_slabs
 from attngen.schedules.parts.wgmma import SLAB, WARPGROUP_ROWS, slabs
 
-LANES = 32  # of a warp, which computes delta of a row
-LANE_COLUMNS = 8  # of O and dO that a lane reads at once
+LANES = 32  # lanes of a warp, which computes delta of a row
+LANE_COLUMNS = 8  # columns of O and dO that a lane reads at once
 
 
 class HopperWideBackward(HopperBackward):

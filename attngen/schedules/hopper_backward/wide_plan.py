@@ -36,7 +36,7 @@ from attngen.spec.gradient import QKV
 
 WIDEST = 512  # elements of a head, at most: half of the columns of 64 rows of a sum are then 128 registers a thread
 MOST_SLOTS = 12  # slabs of the matrix that is not kept: more are no faster
-REGISTERS = (56, 224)  # of a thread of the producer, which has positions of parts and slabs, and of a consumer
+REGISTERS = (56, 224)  # a thread of the producer, which has positions of parts and slabs; and of a consumer
 TILE = Tile(WARPGROUP_ROWS, WARPGROUP_ROWS, 1, WARPS)
 
 
@@ -110,7 +110,7 @@ def buffers_of(facts: SpecFacts, kernel: str, slots: int) -> tuple[SharedBuffer,
 
 
 HELD = {"dv": ("K", ""), "dk": ("K", "V"), "dq": ("Q", "dO")}
-KEPT = {"dk": ("Q", "dO"), "dq": ("K", "V")}  # of the tiles that are visited: the matrix that is kept, and the other one
+KEPT = {"dk": ("Q", "dO"), "dq": ("K", "V")}  # the matrix of the visited tiles that is kept, and the other one
 
 
 def slots_of(facts: SpecFacts, arch: Arch, kernel: str) -> int:

@@ -9,7 +9,7 @@ from attngen.plan.plan import Plan
 from attngen.schedules.hopper_backward.wide_plan import HELD, KEPT, WideBackwardPlan
 from attngen.spec.attention import AttentionSpec
 
-MATRICES = {"dv": ("dO", "Q"), **KEPT}  # of the tiles that are visited: the one that is kept, and the one that is streamed
+MATRICES = {"dv": ("dO", "Q"), **KEPT}  # the matrix of the visited tiles that is kept, and the streamed one
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:

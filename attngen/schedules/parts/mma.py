@@ -19,7 +19,7 @@ CHUNK_BYTES = 16  # what a lane copies at once; a row in shared memory is padded
 
 
 Split = Literal["", "tf32", "bf16"]
-WarpsHave = Literal["rows", "keys", "columns"]  # `templates/parts/SCHEDULE/warps_have_NAME.j2`
+WarpsHave = Literal["rows", "keys", "columns"]  # files `warps_have_NAME.j2` of templates/parts/decode and fused_mma
 
 
 @dataclass(frozen=True, slots=True)
