@@ -417,13 +417,16 @@ def test_a_report_of_a_backward(tmp_path: Path) -> None:
     assert "<td>weight_gradients</td><td>dO V^T</td>" in text
 
 
-@pytest.mark.parametrize("statements", ["dtype q bf16 k fp8_e4m3 head_dim 64", "dtype bf16 head_dim 512"])
-def test_by_default_the_schedules_are_built_that_suit_the_spec(statements: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("statements", "suitable"),
+    [("dtype q bf16 k fp8_e4m3 head_dim 64", "naive tiled"), ("dtype bf16 head_dim 512", "naive tiled fused")],
+)
+def test_by_default_the_schedules_are_built_that_suit_the_spec(statements: str, suitable: str, tmp_path: Path) -> None:
     spec = tmp_path / "a.attn"
     spec.write_text(f"attention a {{ {statements} }}")
     done = invoke("build", str(spec), "-o", str(tmp_path))
     assert done.exit_code == 0, done.output
-    assert {path.name for path in tmp_path.glob("*.cu")} == {"a_naive.cu", "a_tiled.cu"}
+    assert {path.name for path in tmp_path.glob("*.cu")} == {f"a_{schedule}.cu" for schedule in suitable.split()}
 
 
 def test_a_check_runs_each_schedule_where_it_suits_the_spec(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from attngen.reference.definition import Rounding
 from attngen.reference.numpy_oracle import numpy_attention
 from attngen.reference.problems import Draw, Shape, sample
 from attngen.spec.dtypes import FP32, unit_roundoff
+from attngen.spec.gradient import gradients_of_call
 from tests import tiers
 from tests.random_draws import Case, case
 from tests.random_gradients import GradientCase, gradient_case, gradient_failure
@@ -68,7 +69,8 @@ def test_draws_that_share_random_numbers_have_the_errors_of_their_seeds() -> Non
 
 def once_wrong(lines: str, call: Call, schedule: str, arch: str, wanted: tuple[str, ...], **how: Any) -> GradientCase:
     one = Case(f"attention random {{\n{lines}\n}}\n", schedule, arch, (call,), False, how.pop("magnitude", 1.0), **how)
-    return GradientCase(one, one.spec(), schedule, arch, wanted, deterministic=schedule == "fused", on_gpu=False)
+    _, computed = gradients_of_call(one.spec(), wanted)
+    return GradientCase(one, one.spec(), schedule, arch, wanted, computed, deterministic=schedule == "fused", on_gpu=False)
 
 
 ONCE_WRONG = {
