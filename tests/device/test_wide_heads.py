@@ -26,8 +26,8 @@ LATENT = attngen.define(dtype="fp16", head_dim=576, values=(64, 576), mask="caus
 ODD = attngen.define(dtype="fp16", head_dim=264, head_dim_v=8, score="s - 0.1 * float(h)", mask="k > q - 30")
 SPLIT = attngen.define(dtype="fp32", head_dim=320, head_dim_v=328, mask="k <= q + 40", normalize="sigmoid")
 DOCUMENTS = attngen.define(
-    dtype="bf16", head_dim=320, head_dim_v=512, mask="ids[b, k] == ids[b, q] or k < 3 * h",
-    inputs={"ids": ("int32", ("batch", "kv_len"))},
+    dtype="bf16", head_dim=320, head_dim_v=512, mask="ids[b, k] == rows[b, q] or k < 3 * h",
+    inputs={"ids": ("int32", ("batch", "kv_len")), "rows": ("int32", ("batch", "q_len"))},
 )  # fmt: skip
 PACKED = attngen.define(
     dtype="fp16", head_dim=320, head_dim_v=264, mask="q - k < 20 and k - q < 30", sink="0.5", storage="packed"

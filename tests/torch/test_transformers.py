@@ -193,7 +193,7 @@ def test_continuous_batching(name: str, way: str, monkeypatch: pytest.MonkeyPatc
     in_order = sorted(done, key=lambda request: int(request.rpartition("_")[2]))
     assert [done[request].generated_tokens for request in in_order] == right
     assert ((-1, -1), way == "pages") in calls
-    assert ((4, 0 if way == "pages" else 4), False) in calls
+    assert any(window[0] == 4 and not paged for window, paged in calls)  # how far it reaches ahead is said by a causal mask
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -367,7 +367,7 @@ def test_advice_is_what_the_model_supports(name: str) -> None:
         lambda: mask[:, 0],
         lambda: mask.dtype,
         lambda: attngen.transformers.attention(layer, q, q, q, None, indices=torch.zeros(1)),
-        lambda: attngen.transformers.attention(layer, *3 * [torch.randn(1, 2, 4, 512)], None),
+        lambda: attngen.transformers.attention(layer, *3 * [torch.randn(1, 2, 4, 640)], None),
     ):
         with pytest.raises((ArgumentError, AttributeError)) as caught:
             use()

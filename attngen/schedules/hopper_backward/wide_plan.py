@@ -62,6 +62,12 @@ class WideBackwardPlan(HopperBackwardPlan):
     dp_slots: int  # slabs of dO or V on their way, in the kernels of dK and dQ
 
 
+def saved(facts: SpecFacts) -> tuple[str, ...]:
+    """The results of the forward that it reads: O even if dV alone is wanted, as one kernel writes lse and delta of a row."""
+    read = saved_results(facts)
+    return tuple(dict.fromkeys(("out", *read))) if read else ()
+
+
 def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
     wanted, softmax = {*facts.wanted}, facts.spec.normalize == "softmax"
     of_keys = {"k", "v"} & wanted
@@ -176,7 +182,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         tuple(decisions(facts, own)),
         buffers(facts, arch),
         own,
-        saved=saved_results(facts),
+        saved=saved(facts),
         workspaces=tuple(name for name, kernels in WORKSPACES.items() if kernels & {*own.kernels}),
     )
 
@@ -187,7 +193,7 @@ def decisions(facts: SpecFacts, own: WideBackwardPlan) -> Iterator[Decision]:
     yield Decision("deterministic", "yes", WHY_DETERMINISTIC)
     if own.parts is not None:
         yield Decision("query heads of a group", "over several work tiles if there are few", WHY_PARTS)
-    yield from saved_decisions(saved_results(facts))
+    yield from saved_decisions(saved(facts))
     if "delta" in own.kernels:
         yield Decision("lse and delta", "stored together by tiles", "one copy in the background brings those of a tile")
     if clears_special(facts.spec):
