@@ -23,7 +23,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("quick", "long", "turns", "all")
-ONE_OF = 5  # each version runs one of so many long cases of a test
+ONE_OF = 7  # each version runs one of so many long cases of a test
 EXAMPLES = {"quick": 50, "long": 500, "turns": 50, "all": 500}  # per property test
 
 for name, count in EXAMPLES.items():
