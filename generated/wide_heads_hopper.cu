@@ -88,7 +88,7 @@ constexpr float RESCALE_THRESHOLD = 8.0f;  // an exponent may exceed that of the
 constexpr float LARGE = 65536.0f;  // above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely
 constexpr int MAX_CHAINS = 4;  // independent maxima of a row, so that comparisons do not wait for each other
 constexpr int STAGES = 1;  // tiles of K, and of V, in shared memory
-constexpr int CONSUMERS = 2;  // warpgroups that multiply, 64 rows each
+constexpr int CONSUMERS = 2;  // warpgroups that multiply, for the same 64 rows
 constexpr int WARPGROUP_ROWS = 64;
 constexpr int RELEASES = 1;  // arrivals that empty a part of a stage: one of its consumer
 constexpr int PRODUCER_REGISTERS = 88;  // of a thread
@@ -603,10 +603,10 @@ struct TileFeed {
 //     O = O / l
 //
 // There is one block for each SM. A work tile is 64 rows of a head. A block takes the next work tile that no block has taken;
-// those with the most keys come first. Warpgroup 0, the producer, copies. Its O is too wide for the registers of one warpgroup:
-// 64 rows of 512 columns would be 256 registers a thread. So the two others, the
-// consumers, have half of the columns each. The first of them computes scores and the softmax, and hands each tile of weights
-// to the second through shared memory. While its threads compute the softmax of the next tile, the tensor cores multiply V of
+// those with the most keys come first. Warpgroup 0, the producer, copies. O of a work tile is too wide for the registers of one
+// warpgroup: 64 rows of 512 columns would be 256 registers a thread. So the
+// two others, the consumers, have half of the columns each. The first computes scores and the softmax, and hands each tile of
+// weights to the second through shared memory. While its threads compute the softmax of the next tile, the tensor cores multiply V of
 // this one for both:
 //
 //     producer           K0  K1  K2 ...                                         each part as soon as its place is empty
@@ -779,7 +779,7 @@ struct Producer : Block {
 // What both consumers have: half of the columns of O. Each of their threads has the members in registers.
 struct Multiplier : Block {
     int consumer, thread, lane;  // numbers: of the half of the columns, of this thread in its warpgroup, and in its warp
-    unsigned v_operand;      // of stage 0
+    unsigned v_operand;  // of stage 0
 
     __device__ __forceinline__ Multiplier(const Block& block, int number) : Block(block), consumer(number) {
         thread = threadIdx.x % 128, lane = thread % 32;

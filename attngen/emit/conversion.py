@@ -15,12 +15,6 @@ from attngen.spec.dtypes import DTYPES
 CHUNK_BYTES = 16  # a thread writes so many at once
 THREADS = 128  # per block
 ROWS = 32  # rows of a block: each thread has several loads under way
-# Of what numbers a word of a row consists, as `parts/converted.cu.j2` names them. All numbers of 8 bits are exact
-WORDS = {
-    "bf16": "permute_bytes(__float_as_uint(number(2 * w)), __float_as_uint(number(2 * w + 1)), 0x7632)",
-    "fp16": "(unsigned)to_fp16(number(2 * w + 1)).bits << 16 | to_fp16(number(2 * w)).bits",
-    "fp32": "__float_as_uint(number(w))",
-}
 CONVERT = "convert"  # the suffix of the kernel
 
 
@@ -50,7 +44,7 @@ def conversion(maker: KernelMaker) -> dict[str, Any]:
     return {
         "conversion": _kernel(maker, converted),
         "converted": converted,
-        "word": WORDS[own.name],
+        "converted_to": own.name,  # `parts/converted_to_NAME.j2`
         "given_in": "pages" if spec.kernel.is_paged else "rows",
         "numbers_of_conversion": [
             ConstantLine("CONVERTED", CHUNK_BYTES // own.bytes, f"elements of {CHUNK_BYTES} bytes of {own}"),

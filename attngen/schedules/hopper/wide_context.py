@@ -32,7 +32,9 @@ class HopperWide(Hopper):
         return [*super().products(), shared]
 
     def constants(self) -> list[ConstantLine]:
-        changed = {c.name: c for c in (ConstantLine("RELEASES", *RELEASES[self.own.warps_release]),)}
+        own = self.own
+        consumers = ConstantLine("CONSUMERS", own.consumers, "warpgroups that multiply, for the same 64 rows")
+        changed = {c.name: c for c in (consumers, ConstantLine("RELEASES", *RELEASES[own.warps_release]))}
         return [changed.get(c.name, c) for c in super().constants()]
 
     def output_constants(self) -> list[ConstantLine]:
