@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attngen.cli.puzzle import command
@@ -25,9 +26,12 @@ EACH = tiers.cases(folders(), quick=lambda folder: folder.name in QUICK, one_of=
 
 @pytest.mark.parametrize("folder", EACH, ids=lambda folder: folder.name)
 def test_the_solution_reaches_gold(folder: Folder) -> None:
-    verdict = check(folder, folder.solution, f"{folder.name}.cu")
+    verdict = check(folder, folder.solution, f"{folder.name}.cu", on_gpu=False)
     assert verdict.medal == "gold", verdict_text(verdict, folder.solution)
     assert verdict.cases
+    assert verdict.gpu is None
+    large, first = folder.puzzle.large(np.random.default_rng(0)), folder.puzzle.cases(np.random.default_rng(0))[0]
+    assert (large.given.keys(), large.threads) == (first.given.keys(), first.threads)
     (used,) = compile_text(program_of(folder, folder.solution, folder.name)).resources()
     assert (used.spill_store_bytes, used.stack_bytes) == (0, 0), "students learn from it"
 
@@ -134,7 +138,7 @@ def test_the_page_shows_what_happens(tmp_path: Path) -> None:
     folder = find_folder("transposition")
     path = tmp_path / f"{folder.name}.cu"
     path.write_text(folder.solution.replace("tile[TILE][TILE + 1]", "tile[TILE][TILE]"))
-    assert invoke("puzzle", "check", str(path)).output == shown
+    assert invoke("puzzle", "check", str(path), "--no-gpu").output == shown
     for line in re.findall(r"^attngen (puzzle .*?)(?:  +#.*)?$", page, re.M):
         _, name, *words = line.split()
         command.commands[name].make_context(name, words)

@@ -117,8 +117,10 @@ def start_command(puzzle: str, directory: Path, again: bool) -> None:
 @directory_option
 @click.option("--need", type=MEDALS, default="bronze", show_default=True, help="Exit with 1 below this medal.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, for graders; docs/json.md lists the keys.")
-def check_command(puzzle: str, file: Path | None, directory: Path, need: str, as_json: bool) -> None:
-    """Compile and run your file of PUZZLE: the first problem, or the medal and its counts.
+@click.option("--gpu/--no-gpu", default=True, help="Run a right kernel on the GPU, too, if there is one.  [default: --gpu]")
+def check_command(puzzle: str, file: Path | None, directory: Path, need: str, as_json: bool, gpu: bool) -> None:
+    """Compile and run your file of PUZZLE: the first problem, or the medal and its counts. Where there is a GPU, a kernel that
+    is right runs there as well, with larger sizes: its time, and its rate.
 
     \b
     attngen puzzle check 1
@@ -136,7 +138,7 @@ def check_command(puzzle: str, file: Path | None, directory: Path, need: str, as
     path = file or (Path(puzzle) if puzzle.endswith(".cu") else directory / f"{folder.name}.cu")
     text = _read(path, folder)
     with printed_to_stderr():
-        verdict = check(folder, text, path.name)
+        verdict = check(folder, text, path.name, gpu)
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2))
     else:

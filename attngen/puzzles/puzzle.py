@@ -32,15 +32,18 @@ class Case:
     blocks: tuple[int, ...]  # the grid: x, y, z
     threads: tuple[int, ...]  # threads of a block: x, y, z
     tolerance: float = 0.0
+    operations: int = 0  # additions and products of the matrices, for the rate on a GPU; 0 if memory alone matters
 
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """One puzzle. `cases` makes the launches from a generator of random numbers; counts are those of the first."""
+    """One puzzle. `cases` makes the launches from a generator of random numbers; counts are those of the first. `large` makes
+    the launch that a GPU is timed with."""
 
     title: str
     teaches: str
     cases: Callable[[Random], Sequence[Case]]
+    large: Callable[[Random], Case]
     targets: tuple[Target, ...]
     arch: str = "sm_80"
     products: tuple[Wgmma, ...] = field(default=())  # the wrappers that `#include "products.cuh"` stands for

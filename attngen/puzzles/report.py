@@ -24,6 +24,9 @@ def verdict_text(verdict: Verdict, text: str) -> str:
         return _problem_text(verdict.problem, SourceFile(verdict.file, text)) + note
     lines = [f"right: {'; '.join(verdict.cases)}", "", *_table(verdict), "", _medal_line(verdict)]
     lines += _missing(verdict, text)
+    if verdict.gpu is not None:
+        ran = verdict.gpu
+        lines += ["", f"right on {ran.gpu}: {ran.what}, {ran.microseconds:.1f} us, {ran.rates}"]
     return "\n".join(lines) + "\n" + note
 
 

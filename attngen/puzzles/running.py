@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -94,16 +94,20 @@ def compile_program(program: Program, seed: int = 0, watch: Watch = NOBODY) -> E
 def run_case(kernel: EmulatedKernel, case: Case) -> Ran:
     """Launches the kernel once. Raises EmulationError for a mistake that the checked mode finds."""
     arrays = {name: _aligned(one) for name, one in case.given.items() if isinstance(one, np.ndarray)}
-    entry = kernel.source.kernels[0]
     for name, dtype in outputs_of(kernel.source, case).items():
         if name not in arrays:
             arrays[name] = _garbage(case.expected[name].shape, dtype)
     memory = tuple(_memory(name, array, name in case.expected) for name, array in arrays.items())
-    arguments = tuple(_argument(p, case, arrays) for p in entry.parameters)
-    entry = KernelEntry(entry.name, entry.parameters, entry.grid, _three(case.threads))
-    kernel.launch((Launch(entry, _three(case.blocks), arguments),), memory)
+    kernel.launch((launch_of(kernel.source, case, {n: a.ctypes.data for n, a in arrays.items()}),), memory)
     assert kernel.traced is not None
     return Ran({name: arrays[name] for name in case.expected}, kernel.counters, kernel.traced)
+
+
+def launch_of(program: Program, case: Case, addresses: Mapping[str, int]) -> Launch:
+    """The launch of a case whose arrays are at `addresses`."""
+    entry = program.kernels[0]
+    arguments = tuple(_argument(p, case, addresses) for p in entry.parameters)
+    return Launch(KernelEntry(entry.name, entry.parameters, entry.grid, _three(case.threads)), _three(case.blocks), arguments)
 
 
 def writer_of(program: Program, case: Case, name: str, index: int) -> tuple[int, int, Call] | None:
@@ -151,12 +155,12 @@ def _memory(name: str, array: Array, written: bool) -> Memory:
     return Memory(name, found.pointer, array.nbytes, written, array=found)
 
 
-def _argument(parameter: Parameter, case: Case, arrays: dict[str, Array]) -> Argument:
+def _argument(parameter: Parameter, case: Case, addresses: Mapping[str, int]) -> Argument:
     if parameter.ctype in SCALARS:
         scalar: Argument = SCALARS[parameter.ctype](case.given[parameter.name])
         return scalar
     given = case.given.get(parameter.name)
-    address = arrays[parameter.of].ctypes.data
+    address = addresses[parameter.of]
     return MappedTensor(given, address) if isinstance(given, TensorMap) else ctypes.c_void_p(address)
 
 

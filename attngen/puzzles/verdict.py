@@ -18,6 +18,7 @@ from attngen.emit.program import Program
 from attngen.puzzles.counts import MEDALS, Counted, Medal, count, medal_of
 from attngen.puzzles.folder import BLANK, Folder
 from attngen.puzzles.limit import TimeLimitError, limited
+from attngen.puzzles.on_gpu import OnGpu, gpu_for, run_on_gpu
 from attngen.puzzles.puzzle import Array, Case
 from attngen.puzzles.running import (
     Ran,
@@ -73,6 +74,7 @@ HELP = {
     "missing wgmma fence": "call wgmma_fence() before the first product that uses these accumulators",
     "accumulator in use": "call wgmma_commit() and wgmma_wait<0>() before the accumulators are read or written",
     "division by zero": "check the divisor; is it a size that can be zero here?",
+    "gpu": "threads of a GPU run in another order, many at once: what differs in a large launch?",
     "stack overflow": "a thread's local arrays must be small, and recursion must end",
 }
 
@@ -100,6 +102,7 @@ class Verdict:
     counted: tuple[Counted, ...] = ()
     cases: tuple[str, ...] = ()  # those that were right, in words
     compiler: str = EXACT  # the family of the host's compiler
+    gpu: OnGpu | None = None  # the large case, if a GPU ran it
 
     @property
     def is_right(self) -> bool:
@@ -120,7 +123,18 @@ class Verdict:
             "cases": list(self.cases),
             "compiler": self.compiler,
             "counts": [_count_json(c) for c in self.counted],
+            "gpu": None if self.gpu is None else _gpu_json(self.gpu),
         }
+
+
+def _gpu_json(ran: OnGpu) -> dict[str, Any]:
+    return {
+        "name": ran.gpu,
+        "case": ran.what,
+        "microseconds": ran.microseconds,
+        "bytes": ran.bytes,
+        "operations": ran.operations,
+    }
 
 
 def _count_json(c: Counted) -> dict[str, Any]:
@@ -136,13 +150,35 @@ def _count_json(c: Counted) -> dict[str, Any]:
     }
 
 
-def check(folder: Folder, text: str, file: str) -> Verdict:
-    """The verdict on `text`; `file` is its name. Raises DeviceError if a compiler is missing."""
-    return replace(_check(folder, text, file), compiler=find_compiler().family.name)
-
-
-def _check(folder: Folder, text: str, file: str) -> Verdict:
+def check(folder: Folder, text: str, file: str, on_gpu: bool = True) -> Verdict:
+    """The verdict on `text`; `file` is its name. What is right on the emulated device runs on a GPU, too, if there is one and
+    `on_gpu`. Raises DeviceError if a compiler is missing."""
     program = program_of(folder, text, file.removesuffix(".cu"))
+    verdict = replace(_check(folder, program, text, file), compiler=find_compiler().family.name)
+    return _with_gpu(folder, program, verdict) if on_gpu and verdict.is_right else verdict
+
+
+def _with_gpu(folder: Folder, program: Program, verdict: Verdict) -> Verdict:
+    device = gpu_for(program.arch)
+    if device is None:
+        return verdict
+    case = folder.puzzle.large(np.random.default_rng(SEED))
+    line, notes = _kernel_line(program), [f"with {case.what}"]
+    try:
+        ran = run_on_gpu(device, program, case)
+    except DeviceError as error:
+        return replace(verdict, problem=_problem("gpu", f"right on the emulated device, but {error}", line, notes=notes))
+    for name, expected in case.expected.items():
+        wrong = np.flatnonzero(~_is_right(ran.written[name], expected, case.tolerance))
+        if len(wrong):
+            got, right = ran.written[name].reshape(-1)[wrong[0]], expected.reshape(-1)[wrong[0]]
+            message = f"{_place(name, expected, wrong[0])} is {_number(got)} on {ran.gpu}, expected {_number(right)}"
+            notes = [f"{len(wrong)} of {expected.size} elements of {name} are wrong", *notes]
+            return replace(verdict, problem=_problem("gpu", message, line, notes=notes))
+    return replace(verdict, gpu=ran)
+
+
+def _check(folder: Folder, program: Program, text: str, file: str) -> Verdict:
     problem = _signature_problem(folder, text) or _dynamic_problem(text) or _compile_problem(program)
     if problem is not None:
         return Verdict(folder.name, file, problem)
@@ -307,7 +343,7 @@ def _is_right(got: Array, expected: Array, tolerance: float) -> Array:
 def _first_wrong(folder: Folder, program: Program, case: Case, ran: Ran, name: str, wrong: Array, blank: Array) -> Problem:
     expected, got = case.expected[name], ran.written[name]
     at = int(wrong[0])
-    place = f"{name}[{', '.join(str(int(i)) for i in np.unravel_index(at, expected.shape))}]"
+    place = _place(name, expected, at)
     notes = [f"{len(wrong)} of {expected.size} elements of {name} are wrong", f"with {case.what}"]
     value = _number(expected.reshape(-1)[at])
     if blank[at]:
@@ -323,6 +359,11 @@ def _first_wrong(folder: Folder, program: Program, case: Case, ran: Ran, name: s
         return _problem("wrong", message, _kernel_line(program), "", notes)
     block, thread, call = writer
     return _problem("wrong", message, call.line, f"thread {thread} of block {block} writes it", notes)
+
+
+def _place(name: str, array: Array, at: int) -> str:
+    """Element `at` of an array, as a reader finds it."""
+    return f"{name}[{', '.join(str(int(i)) for i in np.unravel_index(at, array.shape))}]"
 
 
 def _kernel_line(program: Program) -> int:

@@ -17,6 +17,7 @@ PUZZLE = Puzzle(
     title="Dot product",
     teaches="one thread for each element, the last block, loads of 16 bytes",
     cases=cases,
+    large=lambda rng: case(rng, 1 << 22),
     targets=(
         Target("read", silver=2 * 256 * D * 4, gold=2 * 256 * D * 4),
         Target("sectors", gold=560),

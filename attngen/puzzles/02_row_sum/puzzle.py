@@ -16,6 +16,7 @@ PUZZLE = Puzzle(
     title="Row sum",
     teaches="shared memory, barriers, a sum in a tree",
     cases=cases,
+    large=lambda rng: case(rng, 16384, 2048),
     targets=(
         Target("sectors", silver=4 * 512 // 8 + 4, gold=4 * 512 // 8 + 4),
         Target("barriers", gold=4 * 8),

@@ -17,6 +17,7 @@ PUZZLE = Puzzle(
     title="Warp reduction",
     teaches="lanes and shuffles: a sum without shared memory and without barriers",
     cases=cases,
+    large=lambda rng: case(rng, 16384, 2048),
     targets=(
         Target("sectors", silver=8 * 256 // 8 + 8, gold=8 * 256 // 8 + 8),
         Target("shared_read", silver=0, gold=0),

@@ -20,6 +20,7 @@ PUZZLE = Puzzle(
     title="Coalesced copy",
     teaches="sectors: which lanes read which elements, and 16 bytes a lane",
     cases=cases,
+    large=lambda rng: case(rng, 1 << 18, 96),
     targets=(
         Target("sectors", silver=SECTORS, gold=SECTORS),
         Target("requests", gold=2 * 32 * COLUMNS // 128),

@@ -9,13 +9,14 @@ def cases(rng: Random) -> list[Case]:
 
 def case(rng: Random, n: int) -> Case:
     a, b = whole_numbers(rng, n, n), whole_numbers(rng, n, n)
-    return Case(f"n = {n}", {"a": a, "b": b, "n": n}, {"c": a @ b}, (n // TILE, n // TILE), (TILE, ROWS))
+    return Case(f"n = {n}", {"a": a, "b": b, "n": n}, {"c": a @ b}, (n // TILE, n // TILE), (TILE, ROWS), operations=2 * n**3)
 
 
 PUZZLE = Puzzle(
     title="Tiled product",
     teaches="tiles in shared memory, and several sums in the registers of a thread",
     cases=cases,
+    large=lambda rng: case(rng, 2048),
     targets=(
         Target("read", silver=2 * 64 * 64 * 2 * 4, gold=2 * 64 * 64 * 2 * 4),
         Target("shared_read", gold=64**3 * 5),

@@ -19,5 +19,6 @@ PUZZLE = Puzzle(
     title="Transposition",
     teaches="bank conflicts, and how a padded row avoids them",
     cases=cases,
+    large=lambda rng: case(rng, 4096, 8192),
     targets=(Target("sectors", silver=SECTORS, gold=SECTORS), Target("conflicts", gold=0)),
 )

@@ -19,6 +19,7 @@ PUZZLE = Puzzle(
     title="Online softmax",
     teaches="maximum and sum in one pass, and how two parts of a row join",
     cases=cases,
+    large=lambda rng: case(rng.normal(size=(4096, 4096)), "4096 rows of 4096"),
     targets=(
         Target("sectors", silver=4 * 3 * 320 // 8, gold=3 * 3 * 320 // 8),
         Target("barriers", silver=0, gold=0),

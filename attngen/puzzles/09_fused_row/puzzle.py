@@ -11,7 +11,15 @@ def case(rng: Random, rows: int, keys: int) -> Case:
     q, k, v = 3 * normal_numbers(rng, rows, D), normal_numbers(rng, keys, D), normal_numbers(rng, keys, D)
     given = {"q": q, "k": k, "v": v, "rows": rows, "keys": keys}
     blocks = (-(-rows // WARPS),)
-    return Case(f"{rows} rows, {keys} keys", given, {"o": attention(q, k, v)}, blocks, (32 * WARPS,), tolerance=1e-5)
+    return Case(
+        f"{rows} rows, {keys} keys",
+        given,
+        {"o": attention(q, k, v)},
+        blocks,
+        (32 * WARPS,),
+        tolerance=1e-5,
+        operations=4 * rows * keys * D,
+    )
 
 
 READ = 8 * (1 + 2 * 64) * D * 4
@@ -20,6 +28,7 @@ PUZZLE = Puzzle(
     title="A fused row",
     teaches="scores, online softmax and output in one loop over the keys",
     cases=cases,
+    large=lambda rng: case(rng, 2048, 2048),
     targets=(
         Target("read", silver=READ, gold=READ),
         Target("sectors", gold=READ // 32 + 8 * D * 4 // 32),

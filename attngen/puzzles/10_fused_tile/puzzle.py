@@ -11,7 +11,15 @@ def case(rng: Random, rows: int, keys: int) -> Case:
     q, k, v = 3 * normal_numbers(rng, rows, D), normal_numbers(rng, keys, D), normal_numbers(rng, keys, D)
     given = {"q": q, "k": k, "v": v, "rows": rows, "keys": keys}
     blocks = (-(-rows // ROWS),)
-    return Case(f"{rows} rows, {keys} keys", given, {"o": attention(q, k, v)}, blocks, (32 * WARPS,), tolerance=1e-5)
+    return Case(
+        f"{rows} rows, {keys} keys",
+        given,
+        {"o": attention(q, k, v)},
+        blocks,
+        (32 * WARPS,),
+        tolerance=1e-5,
+        operations=4 * rows * keys * D,
+    )
 
 
 READ = (32 + 2 * 2 * 64) * D * 4
@@ -20,5 +28,6 @@ PUZZLE = Puzzle(
     title="A fused tile",
     teaches="keys and values that the rows of a block share",
     cases=cases,
+    large=lambda rng: case(rng, 2048, 2048),
     targets=(Target("read", silver=2 * READ, gold=READ), Target("conflicts", gold=0)),
 )

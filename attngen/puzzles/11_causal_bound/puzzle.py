@@ -12,7 +12,7 @@ def case(rng: Random, n: int) -> Case:
     row, key = positions(n, n)
     expected = {"o": attention(q, k, v, key <= row)}
     given = {"q": q, "k": k, "v": v, "n": n}
-    return Case(f"n = {n}", given, expected, (-(-n // ROWS),), (32 * WARPS,), tolerance=1e-5)
+    return Case(f"n = {n}", given, expected, (-(-n // ROWS),), (32 * WARPS,), tolerance=1e-5, operations=2 * n * (n + 1) * D)
 
 
 TILES = (1, 1, 2, 2)  # tiles that blocks of 16 rows see
@@ -21,6 +21,7 @@ PUZZLE = Puzzle(
     title="A causal bound",
     teaches="a loop that ends at the last tile that a row of the block sees",
     cases=cases,
+    large=lambda rng: case(rng, 2048),
     targets=(
         Target("read", silver=(64 + 2 * KEYS * 2 * 4) * D * 4, gold=(64 + 2 * KEYS * sum(TILES)) * D * 4),
         Target("conflicts", gold=0),

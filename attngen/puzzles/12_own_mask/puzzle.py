@@ -18,7 +18,15 @@ def case(rng: Random, n: int, window: int) -> Case:
     q, k, v = 3 * normal_numbers(rng, n, D), normal_numbers(rng, n, D), normal_numbers(rng, n, D)
     expected = {"o": attention(q, k, v, sees(n, window))}
     given = {"q": q, "k": k, "v": v, "n": n, "window": window}
-    return Case(f"n = {n}, window = {window}", given, expected, (-(-n // ROWS),), (32 * WARPS,), tolerance=1e-5)
+    return Case(
+        f"n = {n}, window = {window}",
+        given,
+        expected,
+        (-(-n // ROWS),),
+        (32 * WARPS,),
+        tolerance=1e-5,
+        operations=4 * int(sees(n, window).sum()) * D,
+    )
 
 
 def read(tiles: int) -> int:
@@ -32,5 +40,6 @@ PUZZLE = Puzzle(
     title="A mask of one's own",
     teaches="skipped tiles between others, and rows that have seen no key yet",
     cases=cases,
+    large=lambda rng: case(rng, 2048, 64),
     targets=(Target("read", silver=read(CAUSAL), gold=read(SEEN)), Target("conflicts", gold=0)),
 )

@@ -16,6 +16,7 @@ PUZZLE = Puzzle(
     title="Double buffering",
     teaches="cp.async, its groups, and two buffers that take turns",
     cases=cases,
+    large=lambda rng: case(rng, 1 << 16),
     targets=(
         Target("cp_async", silver=512 * D // 4, gold=512 * D // 4, at_least=True),
         Target("barriers", silver=2 * 512 // TILE, gold=512 // TILE + 1),

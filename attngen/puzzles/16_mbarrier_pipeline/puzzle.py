@@ -17,6 +17,7 @@ PUZZLE = Puzzle(
     teaches="phases and their parity, and who waits for whom",
     arch="sm_90a",
     cases=cases,
+    large=lambda rng: case(rng, 4096),
     targets=(
         Target("tma", silver=6, gold=6, at_least=True),
         Target("barriers", gold=1),

@@ -23,6 +23,7 @@ PUZZLE = Puzzle(
     teaches="tensor maps, bytes that an mbarrier expects, and the swizzle",
     arch="sm_90a",
     cases=cases,
+    large=lambda rng: case(rng, 8192, 4096),
     targets=(
         Target("tma", silver=2, gold=2, at_least=True),
         Target("sectors", silver=SECTORS, gold=SECTORS),

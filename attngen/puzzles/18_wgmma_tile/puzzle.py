@@ -15,7 +15,9 @@ def case(rng: Random, rows: int, keys: int) -> Case:
     maps = {"q": rows_map("q_memory", q, TILE), "k": rows_map("k_memory", k, TILE)}
     given = {**maps, "q_memory": q, "k_memory": k, "keys": keys}
     s = q.astype(np.float32) @ k.astype(np.float32).T
-    return Case(f"{rows} rows, {keys} keys", given, {"s": s}, (keys // TILE, rows // TILE), (THREADS,))
+    return Case(
+        f"{rows} rows, {keys} keys", given, {"s": s}, (keys // TILE, rows // TILE), (THREADS,), operations=2 * rows * keys * D
+    )
 
 
 BLOCKS, STEPS = 2, D // 16
@@ -26,6 +28,7 @@ PUZZLE = Puzzle(
     teaches="descriptors of operands, groups of products, and who may touch the sums when",
     arch="sm_90a",
     cases=cases,
+    large=lambda rng: case(rng, 4096, 4096),
     targets=(
         Target("wgmma_async", silver=BLOCKS * STEPS, gold=BLOCKS * STEPS, at_least=True),
         Target("tma", silver=2 * BLOCKS, gold=2 * BLOCKS, at_least=True),

@@ -14,7 +14,14 @@ def case(rng: Random, keys: int) -> Case:
     q, k = whole_numbers(rng, TILE, D, dtype=np.float16), whole_numbers(rng, keys, D, dtype=np.float16)
     maps = {"q": rows_map("q_memory", q, TILE), "k": rows_map("k_memory", k, TILE)}
     given = {**maps, "q_memory": q, "k_memory": k, "keys": keys}
-    return Case(f"{keys} keys", given, {"s": q.astype(np.float32) @ k.astype(np.float32).T}, (1,), (THREADS,))
+    return Case(
+        f"{keys} keys",
+        given,
+        {"s": q.astype(np.float32) @ k.astype(np.float32).T},
+        (1,),
+        (THREADS,),
+        operations=2 * TILE * keys * D,
+    )
 
 
 TILES, STEPS = 5, D // 16
@@ -24,6 +31,7 @@ PUZZLE = Puzzle(
     teaches="warp specialization: a ring of tiles between two roles",
     arch="sm_90a",
     cases=cases,
+    large=lambda rng: case(rng, 1 << 16),
     targets=(
         Target("wgmma_async", silver=TILES * STEPS, gold=TILES * STEPS, at_least=True),
         Target("tma", silver=1 + TILES, gold=1 + TILES, at_least=True),

@@ -10,7 +10,15 @@ def cases(rng: Random) -> list[Case]:
 def case(rng: Random, n: int) -> Case:
     of = Backward.random(rng, n, D)
     given = {"q": of.q, "k": of.k, "o": of.o, "d_o": of.d_o, "lse": of.lse, "n": n}
-    return Case(f"n = {n}", given, {"delta": of.delta, "dv": of.dv}, (-(-n // KEYS),), (32 * WARPS,), tolerance=1e-5)
+    return Case(
+        f"n = {n}",
+        given,
+        {"delta": of.delta, "dv": of.dv},
+        (-(-n // KEYS),),
+        (32 * WARPS,),
+        tolerance=1e-5,
+        operations=4 * n * n * D,
+    )
 
 
 BLOCKS, ROW = 64 // KEYS, D * 4
@@ -21,5 +29,6 @@ PUZZLE = Puzzle(
     title="Delta and dV",
     teaches="a backward by blocks of keys, with weights computed again from lse",
     cases=cases,
+    large=lambda rng: case(rng, 2048),
     targets=(Target("read", silver=2 * (READ + DELTA), gold=READ + DELTA), Target("conflicts", gold=0)),
 )

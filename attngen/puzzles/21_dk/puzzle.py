@@ -10,7 +10,7 @@ def cases(rng: Random) -> list[Case]:
 def case(rng: Random, n: int) -> Case:
     of = Backward.random(rng, n, D)
     given = {"q": of.q, "k": of.k, "v": of.v, "d_o": of.d_o, "lse": of.lse, "delta": of.delta, "n": n}
-    return Case(f"n = {n}", given, {"dk": of.dk}, (-(-n // KEYS),), (32 * WARPS,), tolerance=1e-5)
+    return Case(f"n = {n}", given, {"dk": of.dk}, (-(-n // KEYS),), (32 * WARPS,), tolerance=1e-5, operations=6 * n * n * D)
 
 
 BLOCKS, ROW = 64 // KEYS, D * 4
@@ -20,5 +20,6 @@ PUZZLE = Puzzle(
     title="dK",
     teaches="the gradient of a score, and why delta is subtracted",
     cases=cases,
+    large=lambda rng: case(rng, 2048),
     targets=(Target("read", silver=2 * READ, gold=READ), Target("conflicts", gold=0)),
 )

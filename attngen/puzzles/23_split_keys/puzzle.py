@@ -17,7 +17,15 @@ def case(rng: Random, keys: int, split: int, size: int) -> Case:
     lse = np.concatenate([lse for _, lse in parts])
     given = {"q": q[0], "k": k, "v": v, "keys": keys, "split": split}
     expected = {"o_part": o_part, "lse": lse}
-    return Case(f"{keys} keys in parts of {split}", given, expected, (len(parts),), (32 * WARPS,), tolerance=2e-5)
+    return Case(
+        f"{keys} keys in parts of {split}",
+        given,
+        expected,
+        (len(parts),),
+        (32 * WARPS,),
+        tolerance=2e-5,
+        operations=4 * keys * D,
+    )
 
 
 READ = 4 * D * 4 * WARPS + 2 * 256 * D * 4  # q by each warp, k and v once
@@ -26,6 +34,7 @@ PUZZLE = Puzzle(
     title="Split keys",
     teaches="partial rows with their lse, by blocks that do not know each other",
     cases=cases,
+    large=lambda rng: case(rng, 1 << 18, 256, 3),
     targets=(
         Target("read", silver=READ, gold=READ),
         Target("sectors", gold=READ // 32 + 4 * (D * 4 // 32 + 1)),

@@ -30,6 +30,7 @@ PUZZLE = Puzzle(
     title="The join of splits",
     teaches="shares of partial rows, and rows without a key",
     cases=cases,
+    large=lambda rng: case(rng, 32768, 16),
     targets=(
         Target("read", silver=8 * 6 * 2 * D * 4, gold=READ),
         Target("shared_read", gold=0),
