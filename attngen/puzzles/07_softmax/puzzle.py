@@ -26,7 +26,7 @@ PUZZLE = Puzzle(
     title="Softmax",
     teaches="three passes over a row, and why its maximum is subtracted",
     cases=cases,
-    large=lambda rng: case(rng.normal(size=(4096, 4096)), "4096 rows of 4096"),
+    large=lambda rng: case(rng.normal(size=(16384, 1024)), "16384 rows of 1024"),
     targets=(
         Target("read", silver=3 * 2 * 512 * 4, gold=2 * 512 * 4),
         Target("sectors", silver=4 * 2 * 512 // 8, gold=2 * 2 * 512 // 8),
