@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "emit": SPEC | {"plan"},
     "schedules": SPEC | {"plan", "emit"},
     "reference": SPEC,
+    "drawings": {"plan"},
     "device": SPEC | {"plan", "emit", "cache"},
     "compiled": SPEC | {"plan", "emit", "schedules", "device"},
     "backward": SPEC | {"plan", "emit", "schedules", "device", "compiled"},
@@ -38,11 +39,24 @@ MAY_IMPORT = {
     "transformers": {"spec", "plan", "device", "torch", "optional"},
     "vllm": {"spec", "plan", "schedules", "torch", "optional"},
     "bench": SPEC | {"torch", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
-    "inspect": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
-    "puzzles": SPEC | LOW | {"emit", "device", "inspect"},
+    "inspect": SPEC | LOW | {"drawings", "language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
+    "puzzles": SPEC | LOW | {"drawings", "emit", "device", "inspect"},
     "cli": SPEC
     | LOW
-    | {"__init__", "language", "plan", "emit", "schedules", "device", "reference", "api", "inspect", "bench", "puzzles"},
+    | {
+        "__init__",
+        "language",
+        "plan",
+        "emit",
+        "schedules",
+        "device",
+        "reference",
+        "api",
+        "drawings",
+        "inspect",
+        "bench",
+        "puzzles",
+    },
     "__main__": {"cli"},
     "__init__": None,  # the Python face: imports everything, late
 }

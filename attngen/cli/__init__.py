@@ -24,6 +24,7 @@ COMMANDS = (
     "check",
     "diff",
     "doctor",
+    "draw",
     "explain",
     "list",
     "puzzle",
@@ -71,6 +72,7 @@ def main() -> None:
     attngen explain specs/gpt2.attn            the plan with its reasons, registers, roofline
     attngen show specs/gpt2.attn --stage sass  one stage, from syntax tree to machine code
     attngen diff specs/gpt2.attn tiled fused   what changes from one schedule to another
+    attngen draw specs/gpt2.attn tiles         a picture: tiles, banks, fragments, pipeline, barriers
     attngen report specs/gpt2.attn             an HTML page: spec, CUDA, PTX and SASS, linked
     attngen trace specs/gpt2.attn              memory accesses, counted and step by step
     attngen bench specs/gpt2.attn              speed beside the alternatives in torch

@@ -14,8 +14,8 @@ from attngen.cli.specs import Gradients, arch_named, known_params, load_one_spec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from attngen.drawings.timeline import Timeline
     from attngen.inspect.checking import Checked
-    from attngen.inspect.report.pipeline import Timeline
     from attngen.plan import Plan
     from attngen.spec.attention import AttentionSpec
 
@@ -84,7 +84,7 @@ def command(
 def _pipeline(spec: AttentionSpec, plan: Plan) -> Timeline | str:
     """The pipeline of a traced run, or the reason why there is none."""
     from attngen.device.protocol import DeviceError
-    from attngen.inspect.report.pipeline import traced_timeline
+    from attngen.inspect.pipeline import traced_timeline
 
     try:
         return traced_timeline(spec, plan)

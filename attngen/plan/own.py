@@ -27,6 +27,7 @@ class Own:
     q_in_registers: bool | None = None  # the fragments of Q stay in registers, or in shared memory; None: there is no choice
     held: int = 0  # rows that a block holds; 0: those of a tile
     held_keys: int = 0  # keys that a block holds; 0: those of a tile
+    from_first_tile: bool = True  # a block visits its tiles from the first to the last; else from the last to the first
     copies: Copies = ""  # how K and V are copied, in a schedule that has a choice
 
     @classmethod

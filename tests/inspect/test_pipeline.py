@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from attngen.drawings.timeline import COPY, PRODUCT, Bar, Timeline
 from attngen.emit.emitter import emit
 from attngen.inspect.call import Call
+from attngen.inspect.pipeline import NO_PIPELINE, SHOWN, traced_timeline
 from attngen.inspect.report.page import report
-from attngen.inspect.report.pipeline import COPY, NO_PIPELINE, PRODUCT, SHOWN, Bar, Timeline, traced_timeline
 from attngen.language.load import load_path
 from attngen.plan import ARCHES, Plan
 from attngen.schedules import choose

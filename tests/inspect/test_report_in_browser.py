@@ -370,9 +370,10 @@ def contrast(one: str, other: str) -> float:
 def test_pictures_show_what_they_say(gemma: Reader) -> None:
     tab = gemma.tab
     counts = dict.fromkeys(("full", "partial", "empty"), 0.0)
-    boxes = "[...document.querySelectorAll('#tiles svg rect')].map(r => [r.getAttribute('class'), +r.getAttribute('width')])"
+    tiles = "[...document.querySelectorAll('#tiles svg rect:has(title)')]"
+    boxes = f"{tiles}.map(r => [r.getAttribute('class'), +r.getAttribute('width')])"
     for css, width in tab.evaluate(boxes):
-        counts[css.removeprefix("tile-")] += width
+        counts[css] += width
     said = [int(n) for n in re.findall(r"(\d+) (?:full|partial|empty)", tab.locator("#tiles p").last.inner_text())]
     unit = sum(counts.values()) / sum(said)
     assert [round(n / unit) for n in counts.values()] == said

@@ -8,6 +8,7 @@ execution of the warp. Lanes without an n-th execution are *idle*: inactive at a
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,6 +92,17 @@ class AccessSite:
 
 
 @dataclass(frozen=True, slots=True)
+class MbarrierUse:
+    """An arrival at an mbarrier, or a wait for it: `buffer` and `offset` (bytes) say which, `phase` how many of its phases have
+    ended. `number`: the announced bytes of an arrival, the parity of a wait."""
+
+    buffer: NamedBuffer
+    offset: int
+    phase: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One step of a thread."""
 
@@ -104,6 +116,7 @@ class Step:
     width: int  # bytes
     value: bytes | None  # read or written, if it is known
     at: int = 0  # index among the steps of all watched threads, in the order of the run
+    mbarrier: MbarrierUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +189,8 @@ def collect(
     numbers = np.ctypeslib.as_array(steps, (count,))["site"] if count else np.zeros(0, int)
     wanted = [n for n, site in enumerate(found) if not written or _writes(site, written)]
     kept = np.flatnonzero(np.isin(numbers, wanted)).tolist()
-    watched = [(order[steps[at].site], _step(steps[at], found[steps[at].site], at)) for at in kept]
+    launches = [order[steps[at].site] for at in kept]
+    watched = [(n, _step(steps[at], found[steps[at].site], at, buffers[n])) for n, at in zip(launches, kept, strict=True)]
     watched.sort(key=lambda e: (e[0], e[1].phase, e[1].thread // LANES, e[1].epoch, e[1].order, e[1].thread))
     first_executed = sorted(zip(raw, found, strict=True), key=lambda pair: pair[0].statement)
     return Traced(_merged([s for _, s in first_executed if s.executions]), tuple(step for _, step in watched))
@@ -193,9 +207,13 @@ def _site(s: Any, kernel: str, buffers: Sequence[NamedBuffer], calls: tuple[Call
     return AccessSite(kernel, what, bool(s.write), buffer, calls, *numbers)
 
 
-def _step(s: Any, site: AccessSite, at: int) -> Step:
+def _step(s: Any, site: AccessSite, at: int, buffers: Sequence[NamedBuffer]) -> Step:
     value = bytes(s.value[: s.bytes]) if s.has_value else None
-    return Step(site, s.block, s.thread, s.phase, s.epoch, s.order, s.offset, s.bytes, value, at)
+    if value is None or site.buffer is not None:
+        return Step(site, s.block, s.thread, s.phase, s.epoch, s.order, s.offset, s.bytes, value, at)
+    buffer, offset, phase, number = struct.unpack("<iIII", value)
+    use = MbarrierUse(buffers[buffer], offset, phase, number)
+    return Step(site, s.block, s.thread, s.phase, s.epoch, s.order, 0, 0, None, at, use)
 
 
 def _merged(sites: Sequence[AccessSite]) -> tuple[AccessSite, ...]:

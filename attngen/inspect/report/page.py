@@ -15,21 +15,24 @@ import jinja2
 from markupsafe import Markup
 
 from attngen.device.cuda.line_table import MachineCode, machine_code
+from attngen.drawings.banks import layout_picture, layout_words
+from attngen.drawings.theme import DARK, LIGHT, declared, style
+from attngen.drawings.tiles import tiles_picture
+from attngen.drawings.timeline import Timeline, timeline_picture
 from attngen.emit.comment_text import backward_equations, equations
 from attngen.emit.loops import loop_nest
 from attngen.emit.program import Program
 from attngen.inspect.call import Call
 from attngen.inspect.checking import Checked
+from attngen.inspect.drawn import tile_map
 from attngen.inspect.machine_text import spec_lines
 from attngen.inspect.opcodes import histogram
 from attngen.inspect.report.code import CLASS_NAMES, code_data
 from attngen.inspect.report.other_files import beside_data, levels_data
-from attngen.inspect.report.pictures import roofline_plot, tile_map
-from attngen.inspect.report.pipeline import Timeline
+from attngen.inspect.report.pictures import roofline_plot
 from attngen.inspect.work import roofline
 from attngen.language import Loaded
 from attngen.plan import Plan
-from attngen.plan.shared_memory import BANK_GROUPS
 from attngen.spec.attention import AttentionSpec
 
 HERE = Path(__file__).resolve().parent
@@ -65,6 +68,8 @@ def report(
         "beside": [*beside_data(spec, plan, source.text)],
     }
     assets = {name: (HERE / f"page.{name}").read_text() for name in ("css", "js")}
+    colours = declared(":root", LIGHT) + declared(':root[data-theme="dark"]', DARK)
+    assets["css"] = colours + style() + assets["css"]
     html = (
         _environment()
         .get_template("page.html.j2")
@@ -86,6 +91,9 @@ def report(
             data=_as_json(data),
             beside=[other["title"] for other in data["beside"]],
             pipeline=pipeline,
+            timeline=None
+            if isinstance(pipeline, str)
+            else Markup(timeline_picture(pipeline, pipeline.says).inline("timeline")),
             **_pictures(call, code),
         )
     )
@@ -99,11 +107,13 @@ def _equations(spec: AttentionSpec, plan: Plan) -> list[str]:
 
 def _pictures(call: Call, code: MachineCode) -> dict[str, Any]:
     spec, plan = call.spec, call.plan
+    tiles, layouts = tile_map(call), plan.schedule.layouts(spec, plan)
     return {
         "heads": call.names["q_heads"],
-        "tiles": tile_map(call),
-        "layouts": plan.schedule.layouts(spec, plan),
-        "bank_groups": BANK_GROUPS,
+        "tiles": tiles,
+        "tile_map": None if tiles is None else Markup(tiles_picture(tiles, "The tiles of one head").inline("map")),
+        "layouts": layouts,
+        "banks": [(one, layout_words(one), Markup(layout_picture(one).inline("banks"))) for one in layouts],
         "roof": roofline_plot(call, PLOT),
         "launches": [(one, roofline(spec, plan, one)) for one in call.work().launches],
         "plot": PLOT,

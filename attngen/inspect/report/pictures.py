@@ -5,60 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from attngen.inspect.call import Call
 from attngen.inspect.work import roofline
 from attngen.keywords import ScheduleName
 from attngen.plan import Plan
-from attngen.plan.block_map import KIND_NAMES, count_kinds
 from attngen.plan.plan import PlanRefusal
 from attngen.schedules import choose, schedules_for
 from attngen.spec.attention import AttentionSpec
-
-MOST_TILES = 64  # rows and columns of the map
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Neighbouring tiles of one kind in a row of the map."""
-
-    row: int
-    column: int
-    count: int
-    kind: str
-    says: str
-
-
-@dataclass(frozen=True, slots=True)
-class TileMap:
-    """The tiles of one head: `counts` of all, `runs` of the first `rows` x `columns`."""
-
-    rows: int
-    columns: int
-    runs: tuple[Run, ...]
-    counts: dict[str, int]
-    is_whole: bool
-
-
-def tile_map(call: Call) -> TileMap | None:
-    """The tiles of batch 0 and head 0; None for the naive schedule, which has none."""
-    plan, kinds = call.plan, call.tiles()
-    if kinds is None:
-        return None
-    drawn = kinds[:MOST_TILES, :MOST_TILES]
-    missing = plan.missing_rows(call.q_len)
-    runs = []
-    for row, line in enumerate(drawn):
-        for kind, group in groupby(enumerate(line), key=lambda pair: int(pair[1])):
-            first, *others = [column for column, _ in group]
-            count = 1 + len(others)
-            keys = f"keys {first * plan.block_kv} to {(first + count) * plan.block_kv - 1}"
-            first_row = row * plan.block_q - missing
-            says = f"rows {max(first_row, 0)} to {first_row + plan.block_q - 1}, {keys}: {KIND_NAMES[kind]}"
-            runs.append(Run(row, first, count, KIND_NAMES[kind], says))
-    rows, columns = drawn.shape
-    return TileMap(rows, columns, tuple(runs), count_kinds(kinds), drawn.shape == kinds.shape)
 
 
 @dataclass(frozen=True, slots=True)

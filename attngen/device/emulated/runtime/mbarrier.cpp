@@ -67,7 +67,7 @@ void mbarrier_init(unsigned address, unsigned arrivals, int line) {
 
 void mbarrier_arrive(unsigned address, unsigned bytes, int line) {
     Mbarrier& b = find(address, line);
-    if (launch.traced) trace_event("mbarrier arrive", true, __builtin_return_address(0));
+    if (launch.traced) trace_mbarrier("mbarrier arrive", address, b.phase, bytes, __builtin_return_address(0));
     if (!b.pending) misuse("more threads arrive at an mbarrier in one phase than it expects", line, address);
     --b.pending;
     b.bytes += bytes;
@@ -79,7 +79,7 @@ void mbarrier_arrive(unsigned address, unsigned bytes, int line) {
 void mbarrier_wait(unsigned address, unsigned parity, int line) {
     Mbarrier& b = find(address, line);
     spend(WARP_COST, line, __builtin_return_address(0));
-    if (launch.traced) trace_event("mbarrier wait", true, __builtin_return_address(0));
+    if (launch.traced) trace_mbarrier("mbarrier wait", address, b.phase, parity, __builtin_return_address(0));
     while ((b.phase & 1) == parity) {
         current->barrier = address, current->parity = parity;
         wait_in(State::AT_MBARRIER, "an mbarrier", line);

@@ -270,6 +270,17 @@ void trace_event(const char* what, bool counts, const void* code) {
     if (is_watched(*current)) add_step(*current, id, nullptr, 0, 0, false);
 }
 
+void trace_mbarrier(const char* what, unsigned address, unsigned phase, unsigned number, const void* code) {
+    finish_write();
+    const int id = statements[statement_of(what, false, here(code))].first_site;
+    ++sites[id].executions, ++sites[id].lanes;
+    if (!is_watched(*current)) return;
+    uint64_t offset;
+    const int buffer = buffer_of((uint64_t)shared_pointer(address), nullptr, offset);
+    const unsigned seen[4] = {unsigned(buffer), unsigned(offset), phase, number};
+    add_step(*current, id, seen, sizeof(seen), 0, true);
+}
+
 void trace_block_meeting() {
     for (Warp& w : traced_warps) close(w);
     pass_meeting(0, int(fibers.size()), ~0u, true);

@@ -42,6 +42,9 @@ void trace_access(const char* what, bool write, const void* address, int bytes, 
 void trace_bulk(const char* what, bool write, const void* address, int bytes, const Range* range);
 void trace_meeting(const char* what, unsigned mask, int line, const void* code);   // of one warp, by its last lane to arrive
 void trace_event(const char* what, bool counts, const void* code);       // of the current thread; `counts`: as an execution
+// Of the current thread. The step's value has the buffer of the mbarrier, where in it that is, the phase, and `number`: announced bytes of
+// an arrival, the parity of a wait
+void trace_mbarrier(const char* what, unsigned address, unsigned phase, unsigned number, const void* code);
 void trace_block_meeting();                                              // all threads of the block have met
 
 }  // namespace emulator

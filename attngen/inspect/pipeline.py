@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from attngen.device.emulated.tracing import Step, Watch
 from attngen.diagnostics import counted
+from attngen.drawings.timeline import COPY, PRODUCT, SOFTMAX, Bar, Timeline
 from attngen.inspect.call import defaults
 from attngen.inspect.tracing import trace_spec
 from attngen.plan import Plan
 from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec
 
-COPY, PRODUCT, SOFTMAX = "copy", "product", "softmax"
 LENGTH = 4  # tiles of the traced problem
 STEPS = 4000  # recorded for each thread
 SHOWN = 5  # tiles shown
@@ -30,32 +30,6 @@ OF_THREADS = ("load", "store")  # not of products
 NO_PIPELINE = (
     "only forwards of one kernel on tensor cores, whose blocks visit all tiles of keys, copy tiles beside products of others"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """Work from `start` on for `length` units of time. `kind` is one of COPY, PRODUCT, SOFTMAX."""
-
-    start: float
-    length: float
-    label: str
-    kind: str
-
-    @property
-    def end(self) -> float:
-        return self.start + self.length
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Bars by lane, the lanes from top to bottom, and what they show in a sentence."""
-
-    lanes: dict[str, tuple[Bar, ...]]
-    says: str
-
-    @property
-    def end(self) -> float:
-        return max(bar.end for bars in self.lanes.values() for bar in bars)
 
 
 @dataclass(frozen=True, slots=True)
