@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeAlias
 
+from attngen.plan.formulas import ceil_div, select, smaller
 from attngen.plan.group_parts import GroupParts as GroupParts  # formulas too
 from attngen.plan.heads_in_l2 import HeadsInL2 as HeadsInL2
 from attngen.plan.split_keys import PackedTiles as PackedTiles
@@ -28,7 +29,7 @@ class CeilDiv:
     by: int
 
     def __call__(self, sizes: Sizes) -> int:
-        return -(-sizes[self.size] // self.by)
+        return ceil_div(sizes[self.size], self.by)
 
     def __str__(self) -> str:
         return f"ceil({self.size} / {self.by})"
@@ -83,7 +84,7 @@ class Several:
     of: Splits | GroupParts
 
     def __call__(self, sizes: Sizes) -> int:
-        return int(self.of(sizes) > 1)
+        return select(self.of(sizes) > 1, 1, 0)
 
     def __str__(self) -> str:
         return f"({self.of} > 1)"
@@ -123,7 +124,7 @@ class Product:
 
     def __call__(self, sizes: Sizes) -> int:
         product = self.whole(sizes)
-        return min(product, sizes[self.at_most]) if self.at_most else product
+        return smaller(product, sizes[self.at_most]) if self.at_most else product
 
     def __str__(self) -> str:
         product = " * ".join(map(str, self.factors)) or "1"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from attngen.plan.formulas import ceil_div, larger, smaller
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.spec.expr import names_in
 
@@ -25,10 +26,10 @@ class GroupParts:
 
     def __call__(self, sizes: Mapping[str, int]) -> int:
         """At least 1."""
-        tiles = sizes["batch"] * sizes["kv_heads"] * -(-sizes["kv_len"] // self.keys)
-        group_size = max(sizes["q_heads"] // max(sizes["kv_heads"], 1), 1)
-        most = max(min(self.rounds * sizes["multiprocessors"] // max(tiles, 1), group_size), 1)
-        return -(-group_size // -(-group_size // most))
+        tiles = sizes["batch"] * sizes["kv_heads"] * ceil_div(sizes["kv_len"], self.keys)
+        group_size = larger(sizes["q_heads"] // larger(sizes["kv_heads"], 1), 1)
+        most = larger(smaller(self.rounds * sizes["multiprocessors"] // larger(tiles, 1), group_size), 1)
+        return ceil_div(group_size, ceil_div(group_size, most))
 
     def __str__(self) -> str:
         return "parts"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attngen.plan.facts import SpecFacts
+from attngen.plan.formulas import ceil_div, larger, smaller
 
 L2_BYTES = 32 << 20  # keys and values that a section of heads may read
 
@@ -31,9 +32,9 @@ class HeadsInL2:
     def __call__(self, sizes: Mapping[str, int]) -> int:
         """For a call in which no size but kv_len is 0."""
         heads = sizes["batch"] * sizes["kv_heads"]
-        wanted = max(self.least, min(self.rows // max(sizes["kv_len"], 1), self.most))
-        sections = max(1, (heads + wanted // 2) // wanted)
-        return -(-heads // sections) * (sizes["q_heads"] // sizes["kv_heads"])
+        wanted = larger(smaller(self.rows // larger(sizes["kv_len"], 1), self.most), self.least)
+        sections = larger((heads + wanted // 2) // wanted, 1)
+        return ceil_div(heads, sections) * (sizes["q_heads"] // larger(sizes["kv_heads"], 1))
 
 
 def heads_in_l2(facts: SpecFacts) -> tuple[HeadsInL2, str]:

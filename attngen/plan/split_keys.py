@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from attngen.plan.formulas import ceil_div, larger, select, smaller
+
 MOST_SPLITS = 128  # the kernel that joins them reads a row of each
 INVARIANT_KEYS = 512  # per split, if its length does not depend on the batch
 WAVES = 8  # rounds of blocks that are considered
@@ -20,7 +22,7 @@ class PackedTiles:
 
     def __call__(self, sizes: Mapping[str, int]) -> int:
         """0 without heads or rows."""
-        return -(-sizes["q_len"] * (sizes["q_heads"] // max(sizes["kv_heads"], 1)) // self.rows)
+        return ceil_div(sizes["q_len"] * (sizes["q_heads"] // larger(sizes["kv_heads"], 1)), self.rows)
 
     def __str__(self) -> str:
         return f"ceil(q_len * group_size / {self.rows})"
@@ -42,14 +44,18 @@ class Splits:
     words: ClassVar[str] = "blocks over which the keys of a tile of rows are split"  # the comment beside the parameter
 
     def __call__(self, sizes: Mapping[str, int]) -> int:
-        rounds = max(-(-sizes["kv_len"] // self.keys), 1)
-        most = min(rounds, MOST_SPLITS)
-        tiles = sizes["batch"] * sizes["kv_heads"] * PackedTiles(self.rows)(sizes)
-        if not self.blocks or not tiles:
+        rounds = larger(ceil_div(sizes["kv_len"], self.keys), 1)
+        most = smaller(rounds, MOST_SPLITS)
+        if not self.blocks:
             return most
-        at_once = self.blocks * sizes["multiprocessors"]
-        possible = {min(max(wave * at_once // tiles, 1), most) for wave in range(1, WAVES + 1)}
-        return min(sorted(possible), key=lambda splits: -(-tiles * splits // at_once) * (-(-rounds // splits) + START))
+        tiles = sizes["batch"] * sizes["kv_heads"] * PackedTiles(self.rows)(sizes)
+        at_once, some_tiles = self.blocks * sizes["multiprocessors"], larger(tiles, 1)
+        best, least = most, None
+        for wave in range(1, WAVES + 1):  # the numbers grow, and of equally good ones the least is taken
+            splits = smaller(larger(wave * at_once // some_tiles, 1), most)
+            time = ceil_div(tiles * splits, at_once) * (ceil_div(rounds, splits) + START)
+            best, least = (splits, time) if least is None else (select(time < least, splits, best), smaller(time, least))
+        return select(tiles > 0, best, most)
 
     def __str__(self) -> str:
         return "splits"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attngen.plan.facts import SpecFacts, facts_of
+from attngen.plan.formulas import larger
 from attngen.plan.plan import Decision, Plan, PlanRefusal, stated_by
 from attngen.plan.problem import Problem
 from attngen.plan.tile import Tile
@@ -17,6 +18,13 @@ from attngen.schedules.decode import plan as decode
 from attngen.schedules.one_plan import plan_of, stated
 from attngen.schedules.registry import FUSED, keywords_of
 from attngen.spec.attention import KernelRequest
+
+Cases = Callable[[Problem], tuple[tuple[bool, Any], ...]]  # conditions and points; of numbers, or of `attngen.plan.formulas`
+
+
+def first_of(cases: Cases) -> Callable[[Problem], Any]:
+    """The point of the first condition that holds; None if there is none."""
+    return lambda problem: next((point for holds, point in cases(problem) if holds), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +37,7 @@ class Rule:
     note: Decision | None = None  # what the usual plan says of it
     has_backward: bool = True  # a backward can read what its forwards save
     is_special: bool = True  # its plans are not those of other tiles of the usual schedule
+    cases: Cases | None = None  # `when` as formulas, of rules that are printed as C++
 
 
 def rules_of(usual: Plan) -> tuple[Rule, ...]:
@@ -49,15 +58,17 @@ def few_rows(usual: Plan) -> Rule | None:
 
     points = decode.row_counts(facts, arch)
 
-    def when(problem: Problem) -> int | None:
+    def cases(problem: Problem) -> tuple[tuple[bool, int], ...]:
         # packed sequences have the longest's number of rows: with batch_invariant it must not matter
         packed = problem.group * (1 if facts.spec.kernel.batch_invariant else problem.rows)
-        return next((rows for rows in points if rows <= packed), points[-1]) if decode.is_for(problem) else None
+        *most, least = points
+        few = decode.is_for(problem)
+        return (*((few & (rows <= packed), rows) for rows in most), (few, least))
 
     def plan(_: Plan, rows: int) -> Plan:
         return decode.of_rows(DECODE, facts, arch, rows)
 
-    return Rule(points, when, plan, Decision(*decode.FOR_AUTO), has_backward=False)
+    return Rule(points, first_of(cases), plan, Decision(*decode.FOR_AUTO), has_backward=False, cases=cases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +102,11 @@ def short_rows(usual: Plan) -> Rule | None:
         return None
     points = next((found for size, found in SHORT_ROWS.items() if max(spec.head_dim, spec.head_dim_v) <= size), ())
 
-    def when(problem: Problem) -> ShortRows | None:
-        fills = problem.heads >= problem.multiprocessors
-        return next((short for short in points if fills and max(problem.rows, problem.keys) <= short.most), None)
+    def cases(problem: Problem) -> tuple[tuple[bool, ShortRows], ...]:
+        fills, longest = problem.heads >= problem.multiprocessors, larger(problem.rows, problem.keys)
+        return tuple((fills & (longest <= short.most), short) for short in points)
 
-    return Rule(points, when, _of_short_rows) if points else None
+    return Rule(points, first_of(cases), _of_short_rows, cases=cases) if points else None
 
 
 def _of_short_rows(usual: Plan, short: ShortRows) -> Plan:

@@ -103,7 +103,7 @@ def copies_of(spec: AttentionSpec, arch: Arch) -> Copies:
 
 def is_for(problem: Problem) -> bool:
     """Whether `auto` takes this schedule for the lengths of a call."""
-    return problem.rows <= MOST_ROWS and problem.keys >= LEAST_KEYS
+    return (problem.rows <= MOST_ROWS) & (problem.keys >= LEAST_KEYS)  # `&`: see attngen/plan/formulas.py
 
 
 def q_in_registers(spec: AttentionSpec) -> bool:
