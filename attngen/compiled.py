@@ -93,10 +93,7 @@ class Compiled:
         """This with the planner's choice for the sizes of a call."""
         if not self.by_sizes:
             return self
-        group = sizes["q_heads"] // max(sizes["kv_heads"], 1)
-        heads = sizes["batch"] * sizes["q_heads"]
-        problem = Problem(heads, sizes["q_len"], sizes["kv_len"], self.device.multiprocessors, group)
-        found = self._choose(self.spec, problem)
+        found = self._choose(self.spec, Problem.of(sizes))
         key = found.keyword, found.tile
         return self if key == (self.plan.keyword, self.plan.tile) else self._other(key, lambda: self._with(found))
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeAlias
 
-from attngen.plan.formulas import ceil_div, select, smaller
+from attngen.plan.formulas import SYMBOLS, ceil_div, expression, select, smaller
 from attngen.plan.group_parts import GroupParts as GroupParts  # formulas too
 from attngen.plan.heads_in_l2 import HeadsInL2 as HeadsInL2
 from attngen.plan.split_keys import PackedTiles as PackedTiles
 from attngen.plan.split_keys import Splits as Splits
+from attngen.spec.expr import Expr
 
 # --- formulas: numbers that the host computes from the sizes of a call ---------------------------------------------------
 
@@ -106,6 +107,11 @@ def evaluate(extent: Extent, sizes: Sizes) -> int:
     if isinstance(extent, int):
         return extent
     return sizes[extent] if isinstance(extent, str) else extent(sizes)
+
+
+def expression_of(extent: Extent) -> Expr:
+    """An extent as an expression over the names of sizes."""
+    return expression(evaluate(extent, SYMBOLS))
 
 
 @dataclass(frozen=True, slots=True)

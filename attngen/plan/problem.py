@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from attngen.plan.formulas import larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +18,9 @@ class Problem:
     keys: int
     multiprocessors: int  # SMs of the device
     group: int = 1
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> Problem:
+        """That of a call, by the sizes of its dimensions and the number of SMs."""
+        heads, group = sizes["batch"] * sizes["q_heads"], sizes["q_heads"] // larger(sizes["kv_heads"], 1)
+        return cls(heads, sizes["q_len"], sizes["kv_len"], sizes["multiprocessors"], group)

@@ -11,6 +11,7 @@ from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import sizes_of_pairs
 from attngen.plan.decisions import WHY_LSE_REST
 from attngen.plan.facts import DETERMINISTIC, SpecFacts, facts_of
+from attngen.plan.formulas import SYMBOLS
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Direction, Plan
 from attngen.plan.problem import Problem
@@ -34,6 +35,19 @@ class Choice:
         """The plan for these lengths; with `saves_lse`, one whose schedule has a backward. Lengths that were not seen before
         cost a comparison of a few tiles, whose plans are made once."""
         return _at(self, problem, saves_lse) if self.rules else self.usual
+
+    def conditions(self, saves_lse: bool = False) -> tuple[tuple[bool, Plan], ...]:
+        """What `at` selects by rules that are formulas (`attngen.plan.formulas`): conditions over the sizes of a call, in the
+        order in which they are tried, with their plans. The last is the usual plan, for all other calls."""
+        problem = Problem.of(SYMBOLS)
+        found = [
+            (condition, _of_point(self, rule, point))
+            for rule in self.rules
+            if rule.cases is not None and (rule.has_backward or not saves_lse)
+            for condition, point in rule.cases(problem)
+        ]
+        saving = saves_lse and self.usual.facts.spec.normalize == "softmax"
+        return tuple((condition, _saving_lse(plan) if saving else plan) for condition, plan in (*found, (True, self.usual)))
 
     def has_own(self, problem: Problem) -> bool:
         """Whether these lengths have a plan of their own, not a tile of `usual`'s schedule."""

@@ -219,6 +219,13 @@ def _check_tables(spec: AttentionSpec, sizes: Mapping[str, int]) -> None:
             raise ArgumentError(f"`{table}` has no row; pass cosines and sines of at least one position")
 
 
+def conditions_of_call(spec: AttentionSpec) -> Iterator[tuple[Shortest, tuple[Expr, ...] | None]]:
+    """Conditions over sizes and params that together imply what `check_obligations` checks of indices and divisors, and for how
+    many rows and keys at least they are needed; None if a bound does not fit 64 bits."""
+    for part, shortest in _parts(spec):
+        yield shortest, _condition_expressions(part)
+
+
 def _surely_holds(spec: AttentionSpec, numbers: Numbers) -> bool:
     conditions = _conditions(spec)
     try:
@@ -232,6 +239,12 @@ EXTENTS = dict(zip(INDICES, ("batch", "q_heads", "q_len", "kv_len"), strict=True
 
 @lru_cache(maxsize=256)
 def _conditions(spec: AttentionSpec, xp: Any = PYTHON) -> Callable[[Mapping[str, Any]], tuple[Any, ...]] | None:
+    """`_condition_expressions` as a function of numbers."""
+    conditions = _condition_expressions(spec)
+    return None if conditions is None else on_numbers(*conditions, xp=xp)
+
+
+def _condition_expressions(spec: AttentionSpec) -> tuple[Expr, ...] | None:
     """Conditions over sizes and params that together imply the obligations of `spec`; None if a bound does not fit 64 bits. If
     sequences have lengths of their own, q_len and kv_len are those of one, and max_q_len and max_kv_len sizes of dimensions."""
     elements, own = element_ranges(spec), own_lengths(spec)
@@ -259,7 +272,7 @@ def _conditions(spec: AttentionSpec, xp: Any = PYTHON) -> Callable[[Mapping[str,
                     conditions.append(either(less(ZERO, low), less(high, ZERO)))
     except ExpressionError:  # a bound does not fit 64 bits
         return None
-    return on_numbers(*dict.fromkeys(conditions), xp=xp)
+    return tuple(dict.fromkeys(conditions))
 
 
 def expressions_that_read(spec: AttentionSpec) -> Iterator[tuple[str, Expr]]:

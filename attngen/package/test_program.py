@@ -1,0 +1,247 @@
+"""What the test program of a library reads: the expressions of each spec in C++, its arrays, and the calls that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.package.context import Argument, OfFunction, OfSpec
+from attngen.package.cpp_text import CTYPES, CppPrinter, CppText
+from attngen.package.functions import BACKWARD
+from attngen.spec.attention import INDICES, SIZES, Input
+from attngen.spec.dropout import INCREMENTS, MULTIPLIERS, ROUNDS, STEPS
+from attngen.spec.dtypes import DTYPES, FP8_DTYPES, unit_roundoff
+from attngen.spec.expr import Expr, constant
+from attngen.spec.gradient import QKV, Gradient, gradient_argument, gradient_of
+
+UNITS = {
+    "fp16": 8,
+    "bf16": 8,
+    "fp32": 256,
+}  # of roundoff, of the largest element: fp32 is multiplied in parts of 16 bits or tf32
+FEW_HEADS = (4, 2)  # query and key/value heads, of specs that fix none
+FREE_SIZE = 9  # of a dimension that comes with an array
+SAMPLES = {"float": "0.5", "int32_t": "3"}  # of params without default
+PHILOX = {"rounds": ROUNDS, "multipliers": MULTIPLIERS, "increments": INCREMENTS, "steps": STEPS}
+
+
+@dataclass(frozen=True, slots=True)
+class OfPairs:
+    """A function of a pair of a row and a key."""
+
+    name: str
+    ctype: str
+    parameters: str
+    printed: CppText
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What a pair, or a row, adds to an element of a gradient."""
+
+    argument: str
+    indices: str
+    source: str
+    factor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A captured tensor: its accessor's type, and which numbers of an array it reads."""
+
+    name: str
+    ctype: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class TestArray:
+    name: str
+    type: str
+    kind: str
+    size_texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    argument: str
+    values: str
+
+
+@dataclass(frozen=True, slots=True)
+class TestFunction:
+    name: str
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One problem. `other_layout`: rows hold their heads, and captured arrays are broadcast where they may be."""
+
+    title: str
+    sizes: tuple[int, ...]
+    other_layout: bool
+
+
+def is_tested(of_spec: OfSpec) -> bool:
+    """Whether the test program has a reference of the spec."""
+    spec = of_spec.packaged.spec
+    return spec.rotary is None and not {*spec.dtypes.values()} & {*FP8_DTYPES}
+
+
+class TestSpec:
+    """The context of one spec's part of the test program."""
+
+    def __init__(self, of_spec: OfSpec) -> None:
+        self.of, self.spec = of_spec, of_spec.packaged.spec
+        self.gradient: Gradient | None = gradient_of(self.spec) if self.has_backward else None
+        self.all_sizes = (*of_spec.sizes, *of_spec.fixed_names)
+        names = {n: f"in.sizes.{n}" for n in (*SIZES, *self.spec.free_dims)} | {n: n for n in (*INDICES, "s")}
+        self.printer = CppPrinter(names | {p.name: f"in.{p.name}" for p in self.spec.params})
+
+    # what templates read
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        return self.of.sizes
+
+    @property
+    def params(self) -> list[dict[str, Any]]:
+        return [{"name": p.name, "type": p.type, "default": p.default, "sample": SAMPLES[p.type]} for p in self.of.params]
+
+    @property
+    def normalize(self) -> str:
+        return self.spec.normalize.upper()
+
+    @property
+    def has_sink(self) -> bool:
+        return self.spec.sink is not None
+
+    @property
+    def has_lse(self) -> bool:
+        return self.spec.lse
+
+    @property
+    def has_backward(self) -> bool:
+        return any(f.name == BACKWARD for f in self.of.functions)
+
+    @property
+    def precision(self) -> str:
+        return self.spec.dtype.name.upper()
+
+    @property
+    def dropout_form(self) -> str:
+        return "none" if self.spec.dropout is None else "philox"
+
+    @property
+    def inputs(self) -> list[Read]:
+        return [_read(i) for i in self.spec.inputs]
+
+    @property
+    def functions_of_pairs(self) -> list[OfPairs]:
+        spec, zero, one = self.spec, constant(0.0), constant(1.0)
+        of_pair = "b h q k"
+        exprs: list[tuple[str, str, Expr]] = [
+            ("scale", "", spec.scale),
+            ("mask", of_pair, constant(True) if spec.mask is None else spec.mask),
+            ("score", f"{of_pair} s", spec.score),
+            ("sink", "b h q", constant(float("-inf")) if spec.sink is None else spec.sink),
+            ("v_scale", "b h k", one if spec.v_scale is None else spec.v_scale),
+            ("ds", f"{of_pair} s", zero if self.gradient is None else self.gradient.ds),
+            ("dropped", "", zero if spec.dropout is None else spec.dropout),
+        ]
+        return [self._function(*one) for one in exprs]
+
+    @property
+    def gradients(self) -> list[Result]:
+        names = [n for n in self.of.packaged.wanted if n not in QKV]
+        return [Result(gradient_argument(n), "") for n in names]
+
+    @property
+    def terms_of_rows(self) -> list[Term]:
+        return [term for term in self._terms() if term.source == "d_sink"]
+
+    @property
+    def terms_of_pairs(self) -> list[Term]:
+        return [term for term in self._terms() if term.source != "d_sink"]
+
+    @property
+    def arrays(self) -> list[TestArray]:
+        return [self._array(a) for a in self.of.arguments]
+
+    @property
+    def functions(self) -> list[TestFunction]:
+        return [TestFunction(f.name, tuple(self._results(f))) for f in self.of.functions]
+
+    @property
+    def cases(self) -> list[Case]:
+        q_heads, kv_heads = (self.spec.q_heads, self.spec.kv_heads) if self.of.fixed else FEW_HEADS
+        assert q_heads
+        assert kv_heads
+        few = 2 if q_heads <= 8 else 1
+        many = -(-160 // q_heads)  # as many heads as the largest GPU has multiprocessors
+        shapes = {
+            "rows and keys": (few, 150, 210, False),
+            "another layout": (2, 70, 130, True),
+            "few rows": (2, 1, 600, False),
+            "many short rows": (many, 48, 48, False),
+        }
+        found = []
+        for title, (batch, q_len, kv_len, other) in shapes.items():
+            sizes = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len}
+            found.append(Case(title, tuple(sizes.get(n, FREE_SIZE) for n in self.all_sizes), other))
+        return found
+
+    # how
+
+    def _function(self, name: str, parameters: str, expr: Expr) -> OfPairs:
+        types = {"s": "double"}
+        listed = ["[[maybe_unused]] const In& in"]
+        listed += [f"[[maybe_unused]] {types.get(p, 'long long')} {p}" for p in parameters.split()]
+        return OfPairs(name, CTYPES[expr.type], ", ".join(listed), self.printer.print(expr))
+
+    def _terms(self) -> Iterator[Term]:
+        sources = {"score": "d_score", "sink": "d_sink", "scale": "d_scale"}
+        for name in self.of.packaged.wanted if self.gradient is not None else ():
+            for c in self.gradient.of(name).contributions if name not in QKV and self.gradient else ():
+                indices = self.printer.print(*c.indices, share=False).results
+                (factor,) = self.printer.print(c.factor, share=False).results
+                yield Term(gradient_argument(name), ", ".join(indices), sources[c.source], factor)
+
+    def _array(self, a: Argument) -> TestArray:
+        inputs = {i.name for i in self.spec.inputs}
+        kind = "NORMAL" if a.name in (*QKV, "dout", "dlse") else "CAPTURED" if a.name in inputs else "RESULT"
+        broadcasts = kind == "CAPTURED" and any(a.broadcasts[:1])
+        of_like = next((o for o in self.of.arguments if o.name == a.like), None)
+        broadcasts = broadcasts or (of_like is not None and any(of_like.broadcasts[:1]))
+        sizes = a.size_texts
+        if broadcasts:
+            sizes = (f"other_layout ? 1 : {sizes[0]}", *sizes[1:])
+        return TestArray(a.name, a.dtype.upper(), kind, sizes)
+
+    def _results(self, function: OfFunction) -> Iterator[Result]:
+        written = {t.argument for p in self._programs(function) for t in p.of_role("output")}
+        for a in self.of.arguments:
+            if a.name in written and a.name != "lse_rest":
+                values = a.name if a.name in ("out", "lse", "dq", "dk", "dv") else f'captured.at("{a.name}")'
+                yield Result(a.name, values)
+
+    def _programs(self, function: OfFunction) -> Iterator[Any]:
+        for f in self.of.packaged.functions:
+            if f.name == function.name:
+                yield from f.programs
+
+
+def _read(declared: Input) -> Read:
+    ctype = {"float": "double", "int": "long long", "bool": "bool"}[declared.dtype.kind]
+    return Read(declared.name, ctype, "values" if ctype == "double" else "integers")
+
+
+def limits() -> dict[str, float]:
+    """The largest errors that pass, by element type."""
+    return {name: units * unit_roundoff(DTYPES[name]) for name, units in UNITS.items()}
