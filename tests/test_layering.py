@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "bench": SPEC | {"torch", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "inspect": SPEC | LOW | {"drawings", "language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "puzzles": SPEC | LOW | {"drawings", "emit", "device", "inspect"},
+    "package": SPEC | {"plan", "emit", "schedules", "device", "cache"},
     "cli": SPEC
     | LOW
     | {
@@ -56,6 +57,7 @@ MAY_IMPORT = {
         "inspect",
         "bench",
         "puzzles",
+        "package",
     },
     "__main__": {"cli"},
     "__init__": None,  # the Python face: imports everything, late

@@ -27,6 +27,7 @@ COMMANDS = (
     "draw",
     "explain",
     "list",
+    "package",
     "puzzle",
     "report",
     "show",
@@ -73,6 +74,7 @@ def main() -> None:
     attngen show specs/gpt2.attn --stage sass  one stage, from syntax tree to machine code
     attngen diff specs/gpt2.attn tiled fused   what changes from one schedule to another
     attngen draw specs/gpt2.attn tiles         a picture: tiles, banks, fragments, pipeline, barriers
+    attngen package specs/gpt2.attn -o out     a library for C and C++, without Python
     attngen report specs/gpt2.attn             an HTML page: spec, CUDA, PTX and SASS, linked
     attngen trace specs/gpt2.attn              memory accesses, counted and step by step
     attngen bench specs/gpt2.attn              speed beside the alternatives in torch

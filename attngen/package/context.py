@@ -376,7 +376,7 @@ def _formula(extent: Any) -> Splits | GroupParts | HeadsInL2 | None:
     """The formula in an extent that takes long enough to be computed once."""
     if isinstance(extent, Several):
         return extent.of
-    return extent if isinstance(extent, tuple(SNAKE)) else None
+    return extent if isinstance(extent, (Splits, GroupParts, HeadsInL2)) else None
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Expressions as C++ for the host: every integer has 64 bits, every float is a double.
 
 Formulas of launches, conditions of calls and the reference of test programs are printed here, from the same table of operators
-as CUDA (`attngen.emit.cuda_text`). The functions that the text calls are in templates/package/functions.hpp.
+as CUDA (`attngen.emit.cuda_text`). The functions that the text calls are in templates/package/functions.hpp.j2.
 """
 
 from __future__ import annotations

@@ -18,11 +18,12 @@ from attngen.spec.gradient import gradients_of_call
 from attngen.spec.obligations import conditions_of_call
 
 FORWARD, SAVING, BACKWARD = "forward", "forward_saving", "backward"
+MEMBERS = ("workspace", "workspace_bytes", "counter")  # of the struct of arguments, beside those of the spec
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A program for an architecture, and the calls for which it is selected: those that fulfil `condition` and no earlier one."""
+    """A program for an architecture. It is selected for calls that fulfil `condition` and no earlier one."""
 
     arch: Arch
     condition: Expr
@@ -69,7 +70,8 @@ class Request:
 def packaged(spec: AttentionSpec, request: Request) -> Packaged:
     """The functions of `spec`. Raises PlanRefusal for what cannot be packaged, GradientError for a name without gradient."""
     _refuse(spec)
-    functions, wanted = [], ()
+    functions: list[Function] = []
+    wanted: tuple[str, ...] = ()
     if request.only != BACKWARD:
         functions.append(Function(FORWARD, (_stage(spec, request),)))
     if request.only != FORWARD:
@@ -89,6 +91,10 @@ def _refuse(spec: AttentionSpec) -> None:
         what = f"attention `{spec.name}` has storage {spec.kernel.storage}"
         why = "calls of a packaged library have dense arrays, [batch, heads, length, size]"
         raise refusal("kernel", what, why, "package it with dense storage, or launch it by its manifest (attngen build)")
+    for name in (*(i.name for i in spec.inputs), *(p.name for p in spec.params)):
+        if name in MEMBERS:
+            what = f"`{name}` of attention `{spec.name}` is a member of every call's struct"
+            raise refusal("input", what, "it says where the memory of a call is", "rename it in the spec")
     if spec.values is not None:
         what = f"V of attention `{spec.name}` is a part of K"
         raise refusal("head_dim", what, "a packaged library has no struct for that", "give V as a tensor of its own")
@@ -112,5 +118,5 @@ def _stages_of_backward(spec: AttentionSpec, request: Request, wanted: tuple[str
     """A stage for each part of the gradients. Architectures may divide them differently: then all are one part."""
     parts = {parts_of(spec, arch, request.schedule, wanted, request.deterministic) for arch in request.arches}
     for part in parts.pop() if len(parts) == 1 else (wanted,):
-        choose(spec, request.arches[0], request.schedule, direction=BACKWARD, wanted=part)  # raises GradientError
+        choose(spec, request.arches[0], request.schedule, direction="backward", wanted=part)  # raises GradientError
         yield _stage(spec, request, part)
