@@ -15,7 +15,8 @@ from attngen.spec.dtypes import DTYPES, FP8_DTYPES, unit_roundoff
 from attngen.spec.expr import Expr, constant
 from attngen.spec.gradient import QKV, Gradient, gradient_argument, gradient_of
 
-UNITS = {"fp16": 8, "bf16": 8, "fp32": 256}  # of roundoff of the largest element: tensor cores multiply fp32 in parts
+# The largest error that passes, in units of roundoff of the largest element: tensor cores multiply fp32 in parts
+UNITS = {"fp16": 8, "bf16": 8, "fp32": 256}
 FEW_HEADS = (4, 2)  # query and key/value heads, of specs that fix none
 FREE_SIZE = 9  # of a dimension that comes with an array
 SAMPLES = {"float": "0.5", "int32_t": "3"}  # of params without default
