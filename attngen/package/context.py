@@ -59,7 +59,7 @@ class Argument:
     axes: tuple[str, ...]  # in words
     size_texts: tuple[str, ...]
     broadcasts: tuple[bool, ...]  # whether a stride of 0 stands for one element
-    is_input: bool  # of every function
+    is_input: bool  # read by every function, written by none
     like: str  # the argument whose sizes it has
 
     @property
@@ -69,6 +69,14 @@ class Argument:
     @property
     def what(self) -> str:
         return WHAT.get(self.name, f"gradient of {self.like}" if self.like else "")
+
+    @property
+    def struct(self) -> str:
+        return "input" if self.is_input else "array"
+
+    @property
+    def and_what(self) -> str:
+        return f": {self.what}" if self.what else ""
 
     @property
     def initializers(self) -> list[str]:
@@ -148,10 +156,10 @@ class OfProgram:
 
     id: str
     program: Program
-    numbers: tuple[str, ...]  # that formulas compute for a call
+    numbers: tuple[str, ...]  # names of what formulas compute for a call
     formulas: CppText
     checks: tuple[Check, ...]
-    temporaries: tuple[Temporary, ...]  # of the sizes of workspaces
+    temporaries: tuple[Temporary, ...]  # what the sizes of workspaces share
     workspaces: tuple[Workspace, ...]
     launches: tuple[Launch, ...]
 
@@ -178,7 +186,7 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class Stage:
     groups: tuple[Group, ...]
-    ids: tuple[str, ...]  # of the programs
+    ids: tuple[str, ...]  # names of the programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +200,11 @@ class OfSpec:
     """One spec in the library."""
 
     packaged: Packaged
-    sizes: tuple[str, ...]  # that a call states
+    sizes: tuple[str, ...]  # those that a call states
     fixed: tuple[tuple[str, int], ...]  # others
     arguments: tuple[Argument, ...]
     params: tuple[Param, ...]
-    conditions: tuple[tuple[int, int, CppText], ...]  # of calls with so many rows and keys
+    conditions: tuple[tuple[int, int, CppText], ...]  # with the least numbers of rows and keys for which they are needed
     functions: tuple[OfFunction, ...]
     programs: tuple[OfProgram, ...]
 

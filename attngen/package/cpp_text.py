@@ -19,7 +19,7 @@ from attngen.spec.operator import ADD, AND, CALL, COMPARE, CONDITIONAL, EQUAL, M
 
 Text = tuple[str, int]  # text and the precedence of its outermost operator
 CTYPES = {Type.BOOL: "bool", Type.INT: "long long", Type.FLOAT: "double"}
-TO_DOUBLE = (  # of the CUDA column: functions of fp32, conversions, constants
+TO_DOUBLE = (  # patterns of the CUDA column: functions of fp32, conversions, constants
     (re.compile(r"\b__float2int_rz\("), "to_int("),
     (re.compile(r"\b([a-z]\w*)f\("), r"\1("),
     (re.compile(r"\bfloat\("), "double("),

@@ -18,7 +18,7 @@ from attngen.spec.gradient import gradients_of_call
 from attngen.spec.obligations import conditions_of_call
 
 FORWARD, SAVING, BACKWARD = "forward", "forward_saving", "backward"
-MEMBERS = ("workspace", "workspace_bytes", "counter")  # of the struct of arguments, beside those of the spec
+MEMBERS = ("workspace", "workspace_bytes", "counter")  # members of the struct of arguments, beside those of the spec
 
 
 @dataclass(frozen=True, slots=True)

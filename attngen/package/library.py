@@ -24,7 +24,7 @@ from attngen.package.test_program import PHILOX, TestSpec, is_tested, limits
 from attngen.spec.expr import MAX_INT_PARAM, MAX_LENGTH
 
 WORDS_OF_A_LINE = 6
-MOST_DIMS = 10  # of a workspace
+MOST_DIMS = 10  # dimensions of an array or a workspace
 CODE = "code"  # the folder of compiled kernels
 DRIVER_FUNCTIONS = (
     "cuCtxGetDevice",
@@ -51,7 +51,7 @@ TEST_FUNCTIONS = (
     "cuMemsetD8",
 )
 
-Compile = Callable[[Program, str], bytes]  # of a program and "cubin" or "ptx"
+Compile = Callable[[Program, str], bytes]  # the code of a program, as "cubin" or "ptx"
 
 
 @dataclass(frozen=True, slots=True)

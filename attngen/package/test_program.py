@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,8 @@ from attngen.spec.gradient import QKV, Gradient, gradient_argument, gradient_of
 # The largest error that passes, in units of roundoff of the largest element: tensor cores multiply fp32 in parts
 UNITS = {"fp16": 8, "bf16": 8, "fp32": 256}
 FEW_HEADS = (4, 2)  # query and key/value heads, of specs that fix none
-FREE_SIZE = 9  # of a dimension that comes with an array
-SAMPLES = {"float": "0.5", "int32_t": "3"}  # of params without default
+FREE_SIZE = 9  # the size of a dimension that comes with an array
+SAMPLES = {"float": "0.5", "int32_t": "3"}  # values of params without default
 PHILOX = {"rounds": ROUNDS, "multipliers": MULTIPLIERS, "increments": INCREMENTS, "steps": STEPS}
 
 
@@ -29,7 +30,6 @@ class OfPairs:
 
     name: str
     ctype: str
-    parameters: str
     printed: CppText
 
 
@@ -94,7 +94,7 @@ class TestSpec:
         self.of, self.spec = of_spec, of_spec.packaged.spec
         self.gradient: Gradient | None = gradient_of(self.spec) if self.has_backward else None
         self.all_sizes = (*of_spec.sizes, *of_spec.fixed_names)
-        names = {n: f"in.sizes.{n}" for n in (*SIZES, *self.spec.free_dims)} | {n: n for n in (*INDICES, "s")}
+        names = {n: f"in.sizes.{n}" for n in (*SIZES, *self.spec.free_dims)} | {n: f"p.{n}" for n in (*INDICES, "s")}
         self.printer = CppPrinter(names | {p.name: f"in.{p.name}" for p in self.spec.params})
 
     # what templates read
@@ -114,10 +114,6 @@ class TestSpec:
     @property
     def normalize(self) -> str:
         return self.spec.normalize.upper()
-
-    @property
-    def has_sink(self) -> bool:
-        return self.spec.sink is not None
 
     @property
     def has_lse(self) -> bool:
@@ -142,17 +138,16 @@ class TestSpec:
     @property
     def functions_of_pairs(self) -> list[OfPairs]:
         spec, zero, one = self.spec, constant(0.0), constant(1.0)
-        of_pair = "b h q k"
-        exprs: list[tuple[str, str, Expr]] = [
-            ("scale", "", spec.scale),
-            ("mask", of_pair, constant(True) if spec.mask is None else spec.mask),
-            ("score", f"{of_pair} s", spec.score),
-            ("sink", "b h q", constant(float("-inf")) if spec.sink is None else spec.sink),
-            ("v_scale", "b h k", one if spec.v_scale is None else spec.v_scale),
-            ("ds", f"{of_pair} s", zero if self.gradient is None else self.gradient.ds),
-            ("dropped", "", zero if spec.dropout is None else spec.dropout),
-        ]
-        return [self._function(*one) for one in exprs]
+        exprs: dict[str, Expr] = {
+            "scale": spec.scale,
+            "mask": constant(True) if spec.mask is None else spec.mask,
+            "score": spec.score,
+            "sink": constant(-math.inf) if spec.sink is None else spec.sink,
+            "v_scale": one if spec.v_scale is None else spec.v_scale,
+            "ds": zero if self.gradient is None else self.gradient.ds,
+            "dropped": zero if spec.dropout is None else spec.dropout,
+        }
+        return [OfPairs(name, CTYPES[expr.type], self.printer.print(expr)) for name, expr in exprs.items()]
 
     @property
     def gradients(self) -> list[Result]:
@@ -160,12 +155,18 @@ class TestSpec:
         return [Result(gradient_argument(n), "") for n in names]
 
     @property
-    def terms_of_rows(self) -> list[Term]:
-        return [term for term in self._terms() if term.source == "d_sink"]
-
-    @property
-    def terms_of_pairs(self) -> list[Term]:
-        return [term for term in self._terms() if term.source != "d_sink"]
+    def terms(self) -> list[dict[str, Any]]:
+        """The functions that add to gradients of captured arrays and params: the terms of a row, and those of a pair."""
+        every = list(self._terms())
+        sources = {"add_row": ("d_sink",), "add_pair": ("d_score", "d_scale")}
+        return [
+            {
+                "name": name,
+                "parameters": "".join(f", [[maybe_unused]] double {source}" for source in of),
+                "terms": [term for term in every if term.source in of],
+            }
+            for name, of in sources.items()
+        ]
 
     @property
     def arrays(self) -> list[TestArray]:
@@ -195,12 +196,6 @@ class TestSpec:
         return found
 
     # how
-
-    def _function(self, name: str, parameters: str, expr: Expr) -> OfPairs:
-        types = {"s": "double"}
-        listed = ["[[maybe_unused]] const In& in"]
-        listed += [f"[[maybe_unused]] {types.get(p, 'long long')} {p}" for p in parameters.split()]
-        return OfPairs(name, CTYPES[expr.type], ", ".join(listed), self.printer.print(expr))
 
     def _terms(self) -> Iterator[Term]:
         sources = {"score": "d_score", "sink": "d_sink", "scale": "d_scale"}
