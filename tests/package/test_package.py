@@ -1,0 +1,304 @@
+"""Libraries of `attngen package`: their text, their numbers, and their calls, which a stand-in of the driver runs on the emulated
+device."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+
+import pytest
+from click.testing import CliRunner
+
+from attngen.cli import main
+from attngen.emit.program import MULTIPROCESSORS, GroupParts, HeadsInL2, PackedTiles, Splits
+from attngen.language import load_text
+from attngen.package.cpp_text import CppPrinter
+from attngen.package.functions import Request, packaged
+from attngen.package.library import files
+from attngen.plan import ARCHES, Problem
+from attngen.plan.formulas import SYMBOLS, expression
+from attngen.plan.plan import PlanRefusal
+from attngen.schedules import choice_of
+from attngen.spec.evaluate import on_numbers
+from attngen.spec.expr import Expr, Type, name
+from attngen.spec.gradient import QKV, differentiable
+from attngen.spec.obligations import ObligationError, check_obligations, conditions_of_call
+from attngen.spec.operator import apply
+from attngen.spec.operators import ROWS
+from tests.conftest import ROOT
+from tests.harness import shipped
+from tests.package.libraries import WARNINGS, built, emulated, headers, library_of, written
+
+HERE = Path(__file__).parent
+PAGE = ROOT / "docs" / "package.md"
+SHIPPED = sorted(path.stem for path in (ROOT / "specs").glob("*.attn"))
+COMPILERS = [c for c in ("g++", "clang++") if shutil.which(c)]
+INCLUDE = headers()
+needs_compiler = pytest.mark.skipif(not COMPILERS or INCLUDE is None, reason="no C++ compiler, or no cuda.h")
+
+
+def sizes_of_calls(count: int) -> Iterator[dict[str, int]]:
+    random = Random(0)
+    for _ in range(count):
+        kv_heads = random.choice((1, 2, 8, 12, 32))
+        yield {
+            "batch": random.choice((1, 2, 7, 64, 300)),
+            "kv_heads": kv_heads,
+            "q_heads": kv_heads * random.choice((1, 1, 2, 4, 7)),
+            "q_len": random.choice((1, 5, 16, 64, 100, 4096)),
+            "kv_len": random.choice((0, 1, 64, 100, 513, 5000, 100_000)),
+            MULTIPROCESSORS: random.choice((2, 108, 132)),
+        }
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [Splits(16, 64, 1), Splits(16, 128, 2), Splits(16, 512, 0), HeadsInL2(131072, 32, 128), GroupParts(64, 2), PackedTiles(16)],
+    ids=str,
+)
+def test_a_formula_has_the_same_values_as_its_expression(formula: Splits | HeadsInL2 | GroupParts | PackedTiles) -> None:
+    value = on_numbers(expression(formula(SYMBOLS)))
+    for sizes in sizes_of_calls(300):
+        assert value(sizes) == (formula(sizes),), sizes
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("spec", ["gpt2", "gemma_softcap", "dropout"])
+def test_conditions_select_the_plans_of_calls(spec: str, arch: str) -> None:
+    """But for the tile of the usual schedule, which a library does not select."""
+    choice = choice_of(shipped(spec), ARCHES[arch])
+    conditions, plans = zip(*choice.conditions(), strict=True)
+    value = on_numbers(*map(expression, conditions))
+    special = 0
+    for sizes in sizes_of_calls(200):
+        first = plans[value(sizes).index(True)]
+        problem = Problem.of(sizes)
+        special += choice.has_own(problem)
+        assert first == (choice.at(problem) if choice.has_own(problem) else choice.usual)
+    assert special
+
+
+def test_the_same_specs_give_the_same_bytes() -> None:
+    first, second = (files(library_of(shipped("gpt2"), only="forward", arches=("sm_80", "sm_90a"))) for _ in range(2))
+    assert first == second
+    assert {path for path in first if "/" not in path} == {"attngen.h", "attngen.cpp", "attngen_test.cpp", "CMakeLists.txt"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "attention x { dtype fp16 head_dim 64 kernel auto { storage paged } }",
+            "calls of a packaged library have dense arrays",
+        ),
+        ("attention x { dtype fp16 head_dim 64, v 32 values k[0:32] }", "a packaged library has no struct for that"),
+        ("attention x { dtype fp16 head_dim 64 param counter: int mask k < counter }", "is a member of every call's struct"),
+    ],
+)
+def test_what_cannot_be_packaged_is_refused(text: str, message: str) -> None:
+    with pytest.raises(PlanRefusal, match=re.escape(message)):
+        packaged(load_text(text)[0], Request((ARCHES["sm_80"],), only="forward"))
+
+
+def test_the_command_refuses_with_words() -> None:
+    run = CliRunner().invoke
+    assert "is no name in C" in run(main, ["package", "gpt2", "-o", "x", "--name", "1"]).output
+    assert (
+        "forwards have no gradients; leave out --wanted"
+        in run(main, ["package", "gpt2", "-o", "x", "--only", "forward", "--wanted", "q"]).output
+    )
+    assert "several attentions are called gpt2" in run(main, ["package", "gpt2", "gpt2", "-o", "x"]).output
+
+
+# --- what is checked of a call
+
+
+@pytest.mark.parametrize("spec", SHIPPED)
+def test_conditions_are_those_of_python(spec: str) -> None:
+    """A library refuses the calls that `check_obligations` refuses, and no others, of sizes that arrays may have."""
+    one, random, refused = shipped(spec), Random(1), 0
+    parts = [(shortest, on_numbers(*found)) for shortest, found in conditions_of_call(one) if found]
+    for sizes in sizes_of_calls(200):
+        sizes |= dict.fromkeys(one.free_dims, random.choice((1, 9))) | (
+            {"q_heads": one.q_heads, "kv_heads": one.kv_heads} if one.q_heads else {}
+        )
+        params = {p.name: random.choice((-3, 0, 4)) if p.type is Type.INT else 0.5 for p in one.params}
+        rows, keys = sizes["q_len"], sizes["kv_len"]
+        held = all(
+            all(holds({**sizes, **params})) for least, holds in parts if rows >= least[0] and keys >= least[1] and rows + keys
+        )
+        try:
+            check_obligations(one, sizes, params)
+        except ObligationError:
+            assert not held, (sizes, params)
+            refused += 1
+        else:
+            assert held, (sizes, params)
+    assert refused or spec not in ("packed_documents", "dilated")
+
+
+# --- C++ text
+
+PROGRAM = """
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+namespace {{
+{functions}
+}}
+int main() {{
+{statements}
+}}
+"""
+
+
+def of_operators() -> list[Expr]:
+    """Each operator on constants that are not folded, because names stand for them."""
+    found = []
+    for row in ROWS:
+        for types in ((Type.INT,) * 3, (Type.FLOAT,) * 3, (Type.BOOL, Type.FLOAT, Type.FLOAT), (Type.BOOL,) * 3):
+            for count in (1, 2, 3):
+                try:
+                    row.typing(row.name, types[:count])
+                    found.append(apply(row.name, *(name(f"{t}{i}", t) for i, t in enumerate(types[:count]))))
+                except ValueError:
+                    continue
+    return list(dict.fromkeys(found))
+
+
+VALUES: Mapping[str, int | float | bool] = {
+    "int0": -7,
+    "int1": 3,
+    "int2": 12,
+    "float0": 0.75,
+    "float1": -2.5,
+    "float2": 1.25,
+    "bool0": True,
+    "bool1": False,
+    "bool2": True,
+}
+
+
+@needs_compiler
+def test_every_operator_has_its_value_in_cpp(tmp_path: Path) -> None:
+    exprs = [e for e in of_operators() if e.args]
+    assert {row.name for row in ROWS} - {e.op for e in exprs if hasattr(e, "op")} <= {"float"}
+    printer = CppPrinter({n: n for n in VALUES})
+    ctypes = {int: "long long", float: "double", bool: "bool"}
+    lines = [f"const {ctypes[type(v)]} {n} = {str(v).lower()};" for n, v in VALUES.items()] + [f"(void){n};" for n in VALUES]
+    lines += [f'std::printf("%.17g\\n", double({printer.print(e).results[0]}));' for e in exprs]
+    template = (ROOT / "templates" / "package" / "functions.hpp.j2").read_text()
+    source, program = tmp_path / "a.cpp", tmp_path / "a"
+    source.write_text(PROGRAM.format(functions=template, statements="\n".join(lines)))
+    built([COMPILERS[0], *WARNINGS, source, "-o", program])
+    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+    for expr, text in zip(exprs, printed, strict=True):
+        try:
+            (expected,) = on_numbers(expr)(VALUES)
+        except ValueError:  # of a negative number, as IEEE arithmetic has it
+            expected = math.nan
+        if isinstance(expected, complex):
+            expected = math.nan
+        assert float(text) == pytest.approx(float(expected), rel=1e-12, nan_ok=True), expr
+
+
+# --- compiled and run
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a libcuda.so.1 that runs kernels on the emulated device."""
+    directory = tmp_path_factory.mktemp("driver")
+    source = HERE / "emulated_driver.cpp"
+    built(
+        [COMPILERS[0], *WARNINGS, "-O1", "-shared", "-fPIC", f"-I{INCLUDE}", source, "-o", directory / "libcuda.so.1", "-ldl"]
+    )
+    return directory
+
+
+def run_tests(program: Path, driver: Path, arch: str) -> str:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_CAPABILITY": arch.removeprefix("sm_").rstrip("a")}
+    done = subprocess.run([program], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    return done.stdout
+
+
+RUN = [
+    ("alibi", "sm_80"),
+    ("dense_bias", "sm_90a"),
+    ("gpt_oss_sinks", "sm_90a"),
+    ("dropout", "sm_80"),
+    ("sigmoid_attention", "sm_90a"),
+]
+
+
+@needs_compiler
+@pytest.mark.long(one_of=2)
+@pytest.mark.parametrize(("spec", "arch"), RUN)
+def test_the_test_program_passes_on_the_emulated_device(spec: str, arch: str, tmp_path: Path, driver: Path) -> None:
+    one = shipped(spec)
+    made = library_of(one, arches=(arch,), compile=emulated, wanted=(*QKV, *differentiable(one)))
+    directory = written(made, tmp_path)
+    sources = [directory / "attngen.cpp", directory / "attngen_test.cpp", *(directory / "code").iterdir()]
+    built([COMPILERS[-1], *WARNINGS, "-O1", f"-I{INCLUDE}", f"-I{directory}", *sources, "-o", tmp_path / "test", "-ldl"])
+    output = run_tests(tmp_path / "test", driver, arch)
+    assert len(re.findall(r"^ok ", output, re.M)) >= 20
+    assert "backward dq" in output
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_every_shipped_spec_compiles_without_warnings(compiler: str, tmp_path: Path) -> None:
+    made = library_of(*map(shipped, SHIPPED), arches=("sm_80", "sm_90a"))
+    directory = written(made, tmp_path)
+    for source in (directory / "attngen.cpp", directory / "attngen_test.cpp", next((directory / "code").iterdir())):
+        built([compiler, *WARNINGS, "-O0", f"-I{INCLUDE}", "-c", source, "-o", tmp_path / "made.o"])
+    header = tmp_path / "only_header.c"
+    header.write_text('#include "attngen.h"\nint main(void) { return ATTNGEN_OK; }\n')
+    built(
+        [
+            compiler.replace("++", "cc" if compiler == "g++" else ""),
+            "-std=c11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{directory}",
+            "-c",
+            header,
+            "-o",
+            tmp_path / "h.o",
+        ]
+    )
+
+
+STUB = """
+#pragma once
+#include <stddef.h>
+typedef struct CUstream_st* cudaStream_t;
+inline int cudaMallocAsync(void**, size_t, cudaStream_t) { return 0; }
+inline int cudaFreeAsync(void*, cudaStream_t) { return 0; }
+"""
+
+
+@needs_compiler
+def test_the_function_of_the_page_compiles(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```cpp\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    directory = written(library_of(shipped("gpt2"), only="forward"), tmp_path)
+    (tmp_path / "cuda_runtime.h").write_text(STUB)
+    (tmp_path / "page.cpp").write_text(block)
+    built([COMPILERS[0], *WARNINGS, f"-I{directory}", "-fsyntax-only", tmp_path / "page.cpp"])
+
+
+def test_the_page_has_every_option() -> None:
+    text = CliRunner().invoke(main, ["package", "--help"]).output
+    options = set(re.findall(r"--[a-z]+", text)) - {"--help", "--json", "--output", "--build", "--target"}
+    assert options == set(re.findall(r"`(--[a-z]+)", PAGE.read_text()))
