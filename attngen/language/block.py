@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.keywords import ScheduleName
+from attngen.language.places import Places, unused_definitions
 from attngen.language.resolve import Definition, Resolver, Scope, Value, definition_of, number_of
 from attngen.language.syntax import Node
-from attngen.language.words import dtype_named, dtypes_of_tensors, one_of
+from attngen.language.words import allowed, dtype_named, dtypes_of_tensors, one_of
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
 from attngen.spec.attention import (
@@ -31,6 +32,7 @@ from attngen.spec.check import check, with_scaled_keys
 from attngen.spec.dropout import or_none, with_state
 from attngen.spec.dtypes import INPUT_DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, name, names_in
+from attngen.spec.mistakes import Suspicion
 from attngen.spec.names import SPELLED, check_name
 from attngen.spec.operator import apply
 from attngen.spec.rotary import Pairs, Rotary
@@ -53,10 +55,18 @@ class Loaded:
     spec: AttentionSpec
     source: SourceFile
     spans: dict[str, Span]
+    unused: tuple[Diagnostic, ...] = ()  # definitions that no statement reads
+    places: Callable[[str, Expr], Span | None] = field(default=lambda statement, expr: None, compare=False, repr=False)
 
     def suspicions(self) -> tuple[Diagnostic, ...]:
-        """The warnings about the spec, at their positions in the text."""
-        return tuple(found.located(self.spans) for found in suspicions(self.spec))
+        """The warnings about the spec, except those that it allows, at their positions in the text."""
+        unused = (found for found in self.unused if found.code not in self.spec.allow)
+        return (*map(self._located, suspicions(self.spec)), *unused)
+
+    def _located(self, found: Suspicion) -> Diagnostic:
+        """`found` at the part of its statement that it is about."""
+        span = None if found.statement is None or found.expr is None else self.places(found.statement, found.expr)
+        return found.located(self.spans) if span is None else replace(found, span=span)
 
 
 def declare(scope: Scope, seen: dict[str, Span], node: Node, value: Value | None = None) -> None:
@@ -118,6 +128,7 @@ class Block:
         precision = self._attempt(self._one_of, "precision", get_args(Precision), mistakes.UnknownPrecision)
         lse = self._attempt(self._lse)
         schedule = self._attempt(self._schedule)
+        allow = self._attempt(self._allow)
         self._raise_problems()
         assert dtypes is not None
         try:
@@ -140,12 +151,17 @@ class Block:
             lse=bool(lse),
             precision=precision or "highest",
             kernel=schedule or KernelRequest(),
+            allow=allow or (),
         )
         try:
             check(spec)
         except DiagnosticError as error:
             raise error.located(self.spans | {"": self.title.span}) from None
-        return Loaded(spec, self.source, self.spans)
+        return Loaded(spec, self.source, self.spans, self._unused(), Places(self.single, Resolver(self.globals), self.scope))
+
+    def _unused(self) -> tuple[Diagnostic, ...]:
+        declared = [node for node in self.statements if node.kind in ("let", "define")]
+        return unused_definitions(declared, self.scope)
 
     def _attempt(self, step: Callable[..., T], *args: Any) -> T | None:
         """The result of `step`; None if it has mistakes, which are kept for `_raise_problems`."""
@@ -329,6 +345,10 @@ class Block:
         if node.value != "lse":
             raise DiagnosticError(mistakes.UnknownOutput(span=node.span, found=node.value))
         return True
+
+    def _allow(self) -> tuple[str, ...]:
+        words = self.single["allow"].children if "allow" in self.single else ()
+        return allowed(*((word.value, {"span": word.span}) for word in words))
 
     def _schedule(self) -> KernelRequest:
         if "kernel" not in self.single:

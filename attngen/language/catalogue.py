@@ -14,7 +14,7 @@ from attngen.spec.expr import ExpressionError, Type
 from attngen.spec.operator import TABLE, Operator
 
 # Operands of an example, by type.
-OPERANDS = {Type.FLOAT: ("s", "2.0", "0.5"), Type.INT: ("q", "4", "k"), Type.BOOL: ("q >= k", "k >= 8", "k < 4")}
+OPERANDS = {Type.FLOAT: ("s", "2.0", "0.5"), Type.INT: ("k", "4", "q"), Type.BOOL: ("q >= k", "k - q < 8", "k < 4")}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from attngen.diagnostics import Diagnostic
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
+from attngen.spec.suspicions import SCALES as SCALES
 
 
 class Spelling(NamedTuple):
@@ -20,7 +21,7 @@ class Spelling(NamedTuple):
 
 
 MAX_LINE = 2000  # characters: longer lines are not searched
-_KEYWORDS = "dtype|head_dim|values|heads|mask|score|scale|sink|scaled|dropout|rotary|normalize|precision|output|kernel"
+_KEYWORDS = "dtype|head_dim|values|heads|mask|score|scale|sink|scaled|dropout|rotary|normalize|precision|output|kernel|allow"
 COMMENT = "comments begin with `#`"
 _DECLARED = "static|const|constexpr|auto|int|float|double|long|unsigned|var|val"
 _DTYPES = "fp32|fp16|bf16|int32|int64|bool|float32|float16|bfloat16|float|half|int"
@@ -266,8 +267,6 @@ NAMES = {
     **dict.fromkeys(("clip",), "clamp"),
     **dict.fromkeys(("pi", "PI", "M_PI"), "3.141592653589793"),
 }  # fmt: skip
-
-SCALES = ("scale", "sm_scale", "softmax_scale", "qk_scale", "scaling")  # names that a score has no use for
 
 
 def spelling_at(source: SourceFile, line: int, column: int) -> Diagnostic | None:

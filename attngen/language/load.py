@@ -9,6 +9,7 @@ from pathlib import Path
 from attngen.diagnostics import Diagnostic, DiagnosticError, warn
 from attngen.language.block import Block, Loaded, declare
 from attngen.language.foreign_words import NAMES
+from attngen.language.places import unused_definitions
 from attngen.language.prelude import documentation, prelude
 from attngen.language.recovery import parse_all
 from attngen.language.resolve import Scope
@@ -70,6 +71,10 @@ def _load(source: SourceFile, items: tuple[Node, ...]) -> tuple[tuple[Loaded, ..
             loaded[block.children[0].value] = Block(source, block, scope).load()
         except DiagnosticError as error:
             problems += error.diagnostics
+    if loaded and not problems:
+        first, one = next(iter(loaded.items()))
+        unused = unused_definitions([item for item in items if item.kind == "define"], scope)
+        loaded[first] = replace(one, unused=(*unused, *one.unused))
     return tuple(loaded.values()), problems
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import signature
 from numbers import Integral, Real
@@ -17,7 +17,7 @@ from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value, number_of
 from attngen.language.syntax import parse_expression, parse_rotation
 from attngen.language.trace import CapturedArray, Tracer, trace
-from attngen.language.words import dtype_named, dtypes_of_tensors, one_of
+from attngen.language.words import allowed, dtype_named, dtypes_of_tensors, one_of
 from attngen.source import SourceFile
 from attngen.spec import mistakes
 from attngen.spec.attention import (
@@ -92,6 +92,7 @@ def _describe(
     batch_invariant: bool = False,
     q: QPlace | None = None,
     page_size: int | None = None,
+    allow: str | Sequence[str] = (),
 ) -> tuple[AttentionSpec, dict[str, Any]]:
     """An AttentionSpec, and the arrays that functions captured, by name. `traced` returns the pair, `define` the spec.
 
@@ -103,7 +104,7 @@ def _describe(
     is the text of the statement, as "64 halves by cosines, sines". Arrays that a function refers to are captured with their
     present sizes, also dimensions that are indexed by b, h, q or k. Raises DiagnosticError as for text, TraceError if a
     function cannot be expressed, TypeError for an argument of a wrong type. Issues a SpecWarning for what is unlikely to be
-    meant.
+    meant, except the warnings whose codes `allow` has, as "W205" or ("W205", "W207").
     """
     if not isinstance(name, str):
         raise TypeError(f"`name` is {name!r}; expected a str")
@@ -156,9 +157,10 @@ def _describe(
         lse=lse,
         precision=precision,
         kernel=KernelRequest(kernel, block_q, block_kv, stages, warps, storage, batch_invariant, q, page_size),
+        allow=_allowed(allow),
     )
     check(result)
-    warn(suspicions(result))
+    warn(suspicions(result, [keyword for keyword, given in written if callable(given)]))
     return result, {n: c.array for n, c in captures.items()}
 
 
@@ -182,6 +184,14 @@ def _dtypes(given: Any) -> dict[str, Any]:
     if "q" not in given or not {*given} <= {*DTYPES_OF}:
         raise TypeError(f'`dtype` is {given!r}; expected the element types of "q" and of some of "k", "v" and "o"')
     return dtypes_of_tensors(given, lambda tensor: {"statement": "dtype"})
+
+
+def _allowed(given: Any) -> tuple[str, ...]:
+    """The codes of the warnings that the spec allows."""
+    if not isinstance(given, str | list | tuple):
+        raise TypeError(f'`allow` is {given!r}; expected the codes of warnings, as "W205" or ("W205", "W207")')
+    words = (given,) if isinstance(given, str) else given
+    return allowed(*((word, {"statement": "allow"}) for word in words))
 
 
 def _is_number(given: Any) -> bool:

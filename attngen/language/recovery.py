@@ -16,7 +16,7 @@ MAX_RECOVERED_TEXT = 2**14  # a page or three; beyond it the first mistake is en
 
 _WORDS = (
     r"attention|def|dtype|head_dim(?=\s*(?:\d|[=:](?!=)))|values(?=\s+k\b)|heads(?=\s+\d)|mask|score|scale|sink|scaled(?=\s+[kv]\b)|dropout|rotary|input|param|let|normalize|precision"
-    r"|output|kernel"
+    r"|output|kernel|allow(?=\s+\w)"
 )
 _BOUNDARY = rf"(?m)^[ \t]*(?:(?:{_WORDS})\b|\}})|(?<=\{{)[ \t]*(?:{_WORDS})\b|(?<=[\w)\]}}])[ \t]+(?:{_WORDS})\b"
 

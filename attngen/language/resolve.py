@@ -98,11 +98,13 @@ class Scope:
     names: dict[str, Value] = field(default_factory=dict)
     outer: Scope | None = None
     prelude: Callable[[], Mapping[str, Definition]] | None = None
+    read: set[str] = field(default_factory=set)  # the names that a lookup has found here
 
     def find(self, name: str) -> Value | None:
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names:
+                scope.read.add(name)
                 return scope.names[name]
             if scope.prelude is not None and name in scope.prelude():
                 return scope.prelude()[name]
@@ -114,9 +116,11 @@ class Scope:
         scope: Scope | None = self
         while scope is not None:
             found = scope.names.get(name)
-            if not isinstance(found, Definition) and scope.prelude is not None:
-                found = scope.prelude().get(name)
             if isinstance(found, Definition):
+                scope.read.add(name)
+                return found
+            found = scope.prelude().get(name) if scope.prelude is not None else None
+            if found is not None:
                 return found
             scope = scope.outer
         return self.find(name)

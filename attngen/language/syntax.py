@@ -35,7 +35,7 @@ MAX_INTEGER = 2**63 - 1
 
 STATEMENTS = (
     "dtype", "head_dim", "values", "heads", "mask", "score", "scale", "sink", "scaled", "dropout", "rotary", "input", "param",
-    "let", "def", "normalize", "precision", "output", "kernel",
+    "let", "def", "normalize", "precision", "output", "kernel", "allow",
 )  # fmt: skip
 OPTIONS = ("tile", "stages", "warps", "q", "storage", "page_size", "batch_invariant")  # in a kernel statement
 

@@ -20,6 +20,13 @@ def one_of(word: Any, known: Sequence[str], mistake: Callable[..., Diagnostic], 
     return word
 
 
+def allowed(*words: tuple[Any, dict[str, Any]]) -> tuple[str, ...]:
+    """The codes of warnings that a spec allows, of words and their places. Raises DiagnosticError."""
+    kinds = (k for k in vars(mistakes).values() if isinstance(k, type) and issubclass(k, mistakes.Suspicion))
+    known = sorted(kind.code for kind in kinds if "code" in vars(kind))
+    return tuple(sorted({one_of(word, known, mistakes.UnknownWarning, **place) for word, place in words}))
+
+
 def dtype_named(word: Any, known: Sequence[DType], of_what: str, **place: Any) -> DType:
     """The element type called `word`, one of `known`: those of `of_what`. Raises DiagnosticError at `place`."""
     names = [dtype.name for dtype in known]

@@ -162,6 +162,7 @@ class AttentionSpec:
     o_dtype: DType | None = None
     v_scale: Expr | None = None
     values: tuple[int, int] | None = None  # V is these columns of K, from the first to before the second; None: it is a tensor
+    allow: tuple[str, ...] = ()  # the codes of warnings that are not issued
 
     @property
     def expressions(self) -> dict[str, Expr]:

@@ -133,6 +133,8 @@ def to_text(spec: AttentionSpec) -> str:
         lines.append(("output", "lse"))
     if spec.kernel != KernelRequest():
         lines.append(("kernel", kernel_to_text(spec.kernel)))
+    if spec.allow:
+        lines.append(("allow", ", ".join(spec.allow)))
     body = "\n".join(f"    {keyword:<9} {rest}" for keyword, rest in lines)
     return f"attention {spec.name} {{\n{body}\n}}\n"
 

@@ -25,9 +25,13 @@ EXAMPLES: dict[str, Example] = {
     ),
     "E004": Example("A text is limited in size, so that reading it takes a bounded time."),
     "E005": Example("Nesting is limited, so that no tool overflows its stack. A long chain of operators counts as nesting."),
-    "E006": Example("Integers have 64 bits, and floats the range of fp32.", "let n = 9223372036854775808", "let n = 4096"),
+    "E006": Example(
+        "Integers have 64 bits, and floats the range of fp32.",
+        "let n = 9223372036854775808 mask k < n",
+        "let n = 4096 mask k < n",
+    ),
     "E007": Example("An .attn file is text in UTF-8."),
-    "E008": Example("A notation of C, Python, PyTorch or LaTeX.", "mask q >= k && k > 3", "mask q >= k and k > 3"),
+    "E008": Example("A notation of C, Python, PyTorch or LaTeX.", "mask q >= k && k < 3", "mask q >= k and k < 3"),
     # --- statements
     "E101": Example(
         "A text needs an attention; definitions alone compute nothing.",
@@ -59,25 +63,27 @@ EXAMPLES: dict[str, Example] = {
     "E110": Example("Without `heads`, the tensors of a call determine their numbers.", "heads 0", "heads 8"),
     "E111": Example(
         "Names of an attention share one space, with those that generated code derives from them.",
-        "param n: int let n = 3 mask k < n",
-        "param n: int let m = 3 mask k < n",
+        "param n: int let n = 3 mask k < n + n",
+        "param n: int let m = 3 mask k < n + m",
     ),
     "E112": Example(
-        "Names become names in CUDA, beside those of C++ and of the language.", "let float = 3", "let my_float = 3"
+        "Names become names in CUDA, beside those of C++ and of the language.",
+        "let float = 3 mask k < float",
+        "let my_float = 3 mask k < my_float",
     ),
     "E113": Example("Names are limited in length."),
     "E114": Example(
         "A dimension that is spelled almost like a size.",
-        "input x: fp32[q_lens] score s + x[q]",
-        "input x: fp32[q_len] score s + x[q]",
+        "input x: fp32[kv_lens] score s + x[k]",
+        "input x: fp32[kv_len] score s + x[k]",
     ),
     "E115": Example(
-        "Dimensions have from 1 to 2^29 elements.", "input x: fp32[0] score s + x[q]", "input x: fp32[1] score s + x[0]"
+        "Dimensions have from 1 to 2^29 elements.", "input x: fp32[0] score s * x[0]", "input x: fp32[1] score s * x[0]"
     ),
     "E116": Example(
         "An input has at most 8 dimensions.",
-        "input x: fp32[1, 1, 1, 1, 1, 1, 1, 1, n] score s + x[0, 0, 0, 0, 0, 0, 0, 0, h]",
-        "input x: fp32[n] score s + x[h]",
+        "input x: fp32[1, 1, 1, 1, 1, 1, 1, 1, n] score s * x[0, 0, 0, 0, 0, 0, 0, 0, h]",
+        "input x: fp32[n] score s * x[h]",
     ),
     "E117": Example(
         "A param is an int or a float; tensors are inputs.", "param n: int64 mask k < n", "param n: int mask k < n"
@@ -135,6 +141,7 @@ EXAMPLES: dict[str, Example] = {
         "kernel fused { storage paged }",
     ),
     "E134": Example("V is columns of K that a row has.", "values k[0:128]", "values k[0:64]"),
+    "E136": Example("Warnings are allowed by their codes.", "mask q > k allow W28", "mask q > k allow W208"),
     "E135": Example("Keys and values have scales, and V may be a part of K.", "scaled q by 0.5", "scaled k by 0.5"),
     # --- expressions
     "E201": Example("A name that nothing declares.", "mask causl", "mask causal"),
@@ -143,14 +150,14 @@ EXAMPLES: dict[str, Example] = {
     ),
     "E203": Example(
         "Only functions are called; inputs are indexed.",
-        "input t: fp32[heads] score s + t(h)",
-        "input t: fp32[heads] score s + t[h]",
+        "input t: fp32[heads] score s * t(h)",
+        "input t: fp32[heads] score s * t[h]",
     ),
     "E204": Example("A function has a fixed number of arguments.", "mask window(1, 2)", "mask window(1)"),
     "E205": Example(
         "Operators take truth values or numbers; nothing becomes a truth value by itself.",
-        "mask causal and q",
-        "mask causal and q > 0",
+        "mask causal and k",
+        "mask causal and k < 8",
     ),
     "E206": Example("A mask says which pairs take part.", "mask q - k", "mask q >= k"),
     "E207": Example("A score is a number.", "score q >= k", "score where(q >= k, s, 0.0)"),
@@ -159,21 +166,21 @@ EXAMPLES: dict[str, Example] = {
         "input ids: int32[batch, kv_len] mask ids[q] == ids[k]",
         "input ids: int32[batch, kv_len] mask ids[b, q] == ids[b, k]",
     ),
-    "E209": Example("Only inputs have elements.", "score s + h[0]", "score s + h"),
+    "E209": Example("Only inputs have elements.", "score s * h[0]", "score s * h"),
     "E210": Example(
         "A tensor is read by its indices.", "input t: fp32[heads] score s * t", "input t: fp32[heads] score s * t[h]"
     ),
     "E211": Example(
         "Definitions are expanded, so none can contain itself.",
         "def f(n) = f(n - 1) mask f(q)",
-        "def f(n) = n - 1 mask f(q) >= k",
+        "def f(n) = n + 1 mask f(q) >= k",
     ),
     "E212": Example("Definitions are expanded where they are used; definitions of definitions grow fast."),
     "E213": Example(
         "Integers are exact in 64 bits for all lengths and params of a call.", "mask q * q * k * k < 5", "mask q * k < 5"
     ),
     "E214": Example(
-        "The index is outside for every call.", "input t: fp32[16] score s + t[16]", "input t: fp32[16] score s + t[15]"
+        "The index is outside for every call.", "input t: fp32[16] score s * t[16]", "input t: fp32[16] score s * t[15]"
     ),
     "E215": Example(
         "Nothing keeps the index inside: the range of an element of a tensor is unknown, and so is that of an integer made of "
@@ -216,7 +223,7 @@ EXAMPLES: dict[str, Example] = {
         "input m: bool[batch, heads, q_len, kv_len] mask m[b, h, q, k]",
     ),
     "E228": Example(
-        "A param of a call makes a divisor 0: d = 0.", "param d: int mask q % d == 0", "param d: int mask q % max(d, 1) == 0"
+        "A param of a call makes a divisor 0: d = 0.", "param d: int mask k % d == 0", "param d: int mask k % max(d, 1) == 0"
     ),
     "E229": Example("Kernels divide a sink by the scale; -inf means no sink.", "sink -1e38", "sink -1e30"),
     "E230": Example("Masks, scores and their gradients are limited in length, so that compilers take seconds."),
@@ -231,9 +238,38 @@ EXAMPLES: dict[str, Example] = {
         "input t: int32[batch, kv_len] mask t[b, k] == t[b, k]",
         "input t: int32[batch, kv_len] mask t[b, q] == t[b, k]",
     ),
-    "W202": Example("O is 0 everywhere.", "mask causal and q < k", "mask causal and q > k"),
+    "W202": Example("O is 0 everywhere.", "mask causal and q < k", "mask causal and q - k < 8"),
     "W203": Example(
         "By default, s is Q K^T / sqrt(head_dim).", "score s / sqrt(head_dim)", "scale 1.0 score s / sqrt(head_dim)"
     ),
     "W204": Example("Without `s`, weights depend on positions alone.", "score -0.1 * abs(q - k)", "score s - 0.1 * abs(q - k)"),
+    "W205": Example(
+        "A part of a mask or a condition of a score that has no effect. In Python functions, only comparisons of a value with "
+        "itself are reported: other conditions may be due to a number that the function closes over.",
+        "mask causal and k < kv_len",
+        "mask causal and k < kv_len - 1",
+    ),
+    "W206": Example(
+        "`where` whose condition has one value is one of its branches.",
+        "score where(k >= 0, s, -inf)",
+        "score where(k > 0, s, -inf)",
+    ),
+    "W207": Example(
+        "softmax(S + c) = softmax(S): a bias by head or row changes no weight. With a sink, `output lse` or another "
+        "normalization it has an effect, and there is no warning.",
+        "input bias: fp32[heads] score s + bias[h]",
+        "input bias: fp32[heads, kv_len] score s + bias[h, k]",
+    ),
+    "W208": Example("A row without keys gives O = 0; q > k leaves none to query 0.", "mask q > k", "mask q >= k"),
+    "W209": Example(
+        "A mask of queries gives O = 0 to rows, and lets all others see padding.",
+        "input lengths: int32[batch] mask q < lengths[b]",
+        "input lengths: int32[batch] mask k < lengths[b]",
+    ),
+    "W210": Example(
+        "An index that is made of b, h, q or k, and always the same.",
+        "input t: fp32[heads, 1] score s * t[h, clamp(k - q, 0, 0)]",
+        "input t: fp32[heads, 9] score s * t[h, clamp(k - q, 0, 8)]",
+    ),
+    "W211": Example("What no statement reads is probably forgotten.", "def near = q - k < 8 mask causal", "mask causal"),
 }

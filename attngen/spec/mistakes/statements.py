@@ -335,6 +335,12 @@ class BadValues(Diagnostic):
     head_dim: int
 
 
+class UnknownWarning(NotAChoice):
+    code: ClassVar[str] = "E136"
+    title: ClassVar[str] = "`{found}` is not the code of a warning"
+    help: ClassVar[str] = "write the code that the warning begins with, as in allow W205; `attngen list W205` explains one"
+
+
 class RotaryOfPages(Diagnostic):
     code: ClassVar[str] = "E133"
     title: ClassVar[str] = "keys in storage {storage} cannot be rotated by a call"
