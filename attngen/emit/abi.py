@@ -8,6 +8,7 @@ from attngen.emit.cuda_text import c_name
 from attngen.emit.program import Axis, Binding, CeilDiv, Extent, OneMore, PackedBlocks, Parameter, Tensor, free
 from attngen.emit.variant import Captured, Variant, range_tensors
 from attngen.plan.captured_sums import WORDS, TermSum, sizes_of_own_indices, sizes_of_pairs
+from attngen.plan.head_scale import with_head_scale
 from attngen.plan.plan import Plan
 from attngen.plan.prepared import with_converted_keys
 from attngen.plan.spans import Span
@@ -191,8 +192,10 @@ def converted(name: str) -> str:
 
 
 def as_read(spec: AttentionSpec, plan: Plan) -> AttentionSpec:
-    """`spec` as the kernels read it that come after those which prepare rows: keys and values of the type of Q, in no pages."""
-    return with_converted_keys(spec) if plan.converted else spec
+    """`spec` as the kernels read it that come after those which prepare rows: keys and values of the type of Q, in no pages;
+    and with the scale of a head."""
+    of_keys = with_converted_keys(spec) if plan.converted else spec
+    return with_head_scale(of_keys) if plan.head_scale else of_keys
 
 
 def is_of_pairs(tensor: Tensor) -> bool:

@@ -24,6 +24,7 @@ def expression_texts(spec: AttentionSpec, gradient: Gradient | None = None) -> d
     """The spec's expressions as the language writes them, for comments, and their derivatives."""
     return {
         "derivative": shown(gradient.ds) if gradient else "",
+        "scale": expression_to_text(spec.scale),
         "score": expression_to_text(spec.score),
         "mask": expression_to_text(spec.mask) if spec.mask is not None else "",
         "sink": expression_to_text(spec.sink) if spec.sink is not None else "",

@@ -22,6 +22,7 @@ from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import Gradient
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text, rotary_to_text, to_text
+from attngen.spec.scales import LEAST_SCALE, MOST_SCALE
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,11 @@ class File(KernelMaker):
         return not (self.variant.raw_scores or self.variant.fold_scale)
 
     @property
+    def scale_of_scores(self) -> str:
+        """The name of what dot products are multiplied with, if any are."""
+        return "head_scale" if self.variant.head_scale else "softmax_scale"
+
+    @property
     def gradient(self) -> Gradient:
         """The derivatives of the spec, for a backward."""
         assert self.facts.gradient is not None
@@ -136,7 +142,8 @@ class File(KernelMaker):
             "threshold": "threshold" if variant.exponent_varies else "RESCALE_THRESHOLD / EXPONENT_SCALE",
             "power_of_two": "(1.0f / RESCALE_THRESHOLD) * threshold" if variant.exponent_varies else "(1.0f / EXPONENT_SCALE)",
             "score_each": variant.score is not None or bool(variant.score_of_two) or not variant.fold_scale,
-            "times_scale": " * softmax_scale" if self.scales_each else "",
+            "times_scale": f" * {self.scale_of_scores}" if self.scales_each else "",
+            "scale_of_scores": self.scale_of_scores,
             "fragments": PACKED_HEADS if plan.schedule.packs_heads else FRAGMENTS,
             "transposed": TRANSPOSED,
             "warpgroup": WARPGROUP,
@@ -228,6 +235,11 @@ class File(KernelMaker):
             lines.append(ConstantLine("page_size", spec.kernel.page_size, "rows of a page of keys"))
         if variant.scale_is_constant:
             lines.append(ConstantLine("softmax_scale", variant.scale, ctype="float"))
+        if variant.scale_may_join:
+            lines += [
+                ConstantLine("LEAST_SCALE", f"{LEAST_SCALE}f", "that joins the exponent's factor", ctype="float"),
+                ConstantLine("MOST_SCALE", f"{MOST_SCALE}f", "such a factor is far from overflow", ctype="float"),
+            ]
         return lines
 
     @property

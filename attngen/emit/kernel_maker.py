@@ -113,7 +113,7 @@ class KernelMaker:
 
     def captured(self, *functions: Function | None, scale: bool = True) -> list[Parameter]:
         """The captured values, where one of `functions` or the scale reads any."""
-        in_scale = scale and not self.variant.scale_is_constant
+        in_scale = scale and self.variant.is_scale_of_call
         is_read = in_scale or any("in" in f.arguments for f in functions if f is not None)
         return abi.captured(self.variant) if is_read else []
 

@@ -11,12 +11,13 @@ from attngen.spec.operator import TABLE, mul
 from attngen.spec.scales import LEAST_SCALE, MOST_SCALE
 
 
-def without_factor(spec: AttentionSpec, score: Expr | None) -> tuple[str, Expr | None]:
-    """A positive constant by which all scores are multiplied, as text, and the score without it."""
+def without_factor(spec: AttentionSpec, score: Expr | None, head_scale: bool = False) -> tuple[str, Expr | None]:
+    """A positive factor by which all scores are multiplied, as text, and the score without it. With a `head_scale`, the kernel
+    asks whether the scale is positive."""
     if spec.normalize != "softmax":
         return "", score
     if score is None:
-        return ("softmax_scale" if _may_join_exponent(spec.scale) else ""), None
+        return ("softmax_scale" if head_scale or _may_join_exponent(spec.scale) else ""), None
     if spec.dtype.bytes == 2 and isinstance(score, Apply) and score.op == "mul":
         for constant, rest in (score.args, score.args[::-1]):
             if isinstance(constant, Const) and _may_join_exponent(constant):

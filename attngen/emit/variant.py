@@ -160,6 +160,7 @@ class Variant:
     mask_reads: bool  # the mask reads elements of captured tensors
     scale: str  # an expression of constants and captured numbers
     scale_is_constant: bool
+    head_scale: Function | None  # the scale, if heads have their own
     factor: str  # multiplies all scores as part of the exponent's factor, instead of each score: kept scores lack it
     raw_scores: bool  # `score` takes Q K^T as it is; the scale is in its factors
     sink: Function | None
@@ -200,6 +201,16 @@ class Variant:
     def of_scores(self) -> tuple[Function | None, ...]:
         """The functions that make up the score."""
         return self.score, self.affine, self.slope
+
+    @property
+    def is_scale_of_call(self) -> bool:
+        """Whether the scale is one number for a call, which its params say."""
+        return not self.scale_is_constant and self.head_scale is None
+
+    @property
+    def scale_may_join(self) -> bool:
+        """Whether the scale of a head joins the exponent's factor if it is positive."""
+        return self.fold_scale and self.head_scale is not None
 
     @property
     def fold_scale(self) -> bool:
@@ -256,6 +267,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         mask_reads=asked is not None and bool(inputs_in(asked)),
         scale=printer.print(apply("float", spec.scale), share=False).results[0],
         scale_is_constant=isinstance(spec.scale, Const),
+        head_scale=_function(printer, spec.scale if plan.head_scale else None),
         factor=factor,
         raw_scores=raw is not None,
         sink=_function(printer, sink),
@@ -296,7 +308,7 @@ def _scores(spec: AttentionSpec, plan: Plan, approximate: Approximate) -> tuple[
     score = None if whole is S else _of_pairs(spec, plan, whole)
     factor = ""
     if plan.affine is None and plan.schedule.on_tensor_cores:  # an affine term is in the units of scores
-        factor, score = without_factor(spec, score)
+        factor, score = without_factor(spec, score, plan.head_scale)
     is_raw = approximate and plan.direction == "forward"  # a derivative needs s
     return factor, score, of_raw_scores(score, spec.scale) if is_raw else None
 

@@ -13,6 +13,7 @@ from attngen.plan.arch import Arch, Feature
 from attngen.plan.captured_staging import NOTHING, Staged
 from attngen.plan.captured_sums import TermSum
 from attngen.plan.facts import SpecFacts
+from attngen.plan.head_scale import facts_of_head_scale, head_factor
 from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.plan.own import NONE, Own
@@ -22,6 +23,7 @@ from attngen.plan.register_table import Measured
 from attngen.plan.shared_memory import Layout, SharedBuffer, layouts
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec, QPlace, Storage
+from attngen.spec.print_attn import shown
 
 Direction = Literal["forward", "backward"]
 WITH_GRADIENTS: tuple[Storage, ...] = ("dense", "packed")
@@ -111,6 +113,9 @@ def any_types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
 
 
 WHY_CONVERTED = "each is converted once, and read by every block of rows, whose products do not wait for it"
+WHY_HEAD_SCALE = (
+    "all pairs of a head share it: a positive one joins the exponent's factor; by any other, each score is multiplied"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -158,6 +163,7 @@ class Schedule:
     # of the emulated device, on one core of 2024: for a pair of a row and a key, and each element of their Q, K and V
     emulated_ns: float
     converts_keys: bool = False  # K and V of 8 bits are converted before; else, if `types` allows them, it reads them itself
+    scales_heads: bool = False  # a factor of s that all pairs of a head share joins the scale
     packs_heads: bool = False  # the rows of all query heads of a key/value head are in one tile
 
     @property
@@ -196,15 +202,21 @@ class Schedule:
         return self._of_call(self.propose_tile(self, self.as_read(facts), arch, tile), facts)
 
     def as_read(self, facts: SpecFacts) -> SpecFacts:
-        """The facts of the spec as kernels read it after those that convert keys: planning is about these."""
-        return facts_of_converted(facts) if self.converts_keys and has_bytes(facts.spec) else facts
+        """The facts of the spec as kernels read it after those that convert keys, and with the scale of a head: planning is
+        about these."""
+        of_keys = facts_of_converted(facts) if self.converts_keys and has_bytes(facts.spec) else facts
+        return facts_of_head_scale(of_keys) if self.scales_heads else of_keys
 
     def _of_call(self, plan: Plan, facts: SpecFacts) -> Plan:
         """A plan that was made of `as_read(facts)`, as one for calls with `facts`."""
-        if plan.facts is facts:
-            return plan
-        how = Decision("K and V", f"in {facts.spec.dtype}, by a kernel before the others", WHY_CONVERTED)
-        return replace(plan, facts=facts, converted=("K", "V"), decisions=(*plan.decisions, how))
+        made_of, decisions = plan.facts.spec, [*plan.decisions]
+        if converted := made_of.k_dtype is not facts.spec.k_dtype:
+            what = f"in {facts.spec.dtype}, by a kernel before the others"
+            decisions.append(Decision("K and V", what, WHY_CONVERTED))
+        if scaled := made_of.scale is not facts.spec.scale:
+            decisions.append(Decision(f"score's factor {shown(head_factor(facts.spec))}", "in the scale", WHY_HEAD_SCALE))
+        own = {"converted": ("K", "V") if converted else (), "head_scale": scaled}
+        return replace(plan, facts=facts, decisions=tuple(decisions), **own) if converted or scaled else plan
 
     def __repr__(self) -> str:
         return f"<Schedule {self.name}>"
@@ -240,6 +252,7 @@ class Plan:
     saved: tuple[str, ...] = ()  # results that a backward reads: "out", "lse", "lse_rest"; those that a forward writes for it
     rotated: tuple[str, ...] = ()  # tensors whose rows a kernel before the others rotates, into workspaces that those read
     converted: tuple[str, ...] = ()  # tensors of 8 bits that a kernel before the others writes in the type of Q
+    head_scale: bool = False  # factors of s that all pairs of a head share are in the scale, see `attngen.plan.head_scale`
     workspaces: tuple[str, ...] = ()  # arrays of fp32 numbers, by name; the context has their axes
     written_pairs: tuple[str, ...] = ()  # captured tensors with one element for each pair, whose gradients are dS
 

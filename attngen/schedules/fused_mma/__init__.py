@@ -16,6 +16,7 @@ FUSED_MMA = Schedule(
     why_not=plan.why_not,
     types=converted_types,
     converts_keys=True,
+    scales_heads=True,
     needs=NEEDED,
     tiles=plan.tiles,
     holds_q=registers.may_hold_q,

@@ -110,7 +110,7 @@ class Hopper(ByTma):
     def consumer_indices(self) -> list[str]:
         """Those of the indices of a head that a consumer's threads need."""
         v = self.variant
-        functions = [f for f in (*v.of_scores, v.one_score, v.mask, v.dropout, v.scale_of_keys) if f is not None]
+        functions = [f for f in (*v.of_scores, v.head_scale, v.one_score, v.mask, v.dropout, v.scale_of_keys) if f is not None]
         elements = (*v.row_elements, *v.pair_elements)
         needed = {n for f in functions for n in f.arguments} | {n for e in elements for n in e.indices}
         if v.by_row or v.classify is None:

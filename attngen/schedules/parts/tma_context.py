@@ -85,7 +85,7 @@ def argument_members(parameters: tuple[Parameter, ...], variant: Variant, expone
         lines.append((f"{ctype} {names}", names))
     if len(maps) + len(others) < len(parameters):
         lines.append(("Captured in", "in"))
-    if not variant.scale_is_constant:
+    if variant.is_scale_of_call:
         lines.append(("float softmax_scale", "softmax_scale"))
     if exponent and variant.exponent_varies:
         lines.append(("float exponent_scale", "exponent_scale"))
