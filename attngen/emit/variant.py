@@ -11,7 +11,7 @@ from attngen.emit.cuda_text import SCALE, CudaPrinter, Temporary, c_name
 from attngen.emit.gradient_functions import CapturedFunctions, captured_functions
 from attngen.emit.score_factors import of_raw_scores, score_of_two, without_factor
 from attngen.plan.axes import TILE_RANGES
-from attngen.plan.captured_staging import Element, Staged
+from attngen.plan.captured_staging import NOTHING, Element, Staged
 from attngen.plan.code_size import ALWAYS_INLINED, INLINED_UP_TO, cost_of_pairs, is_inlined
 from attngen.plan.index_steps import STEP_RANGES, by_steps
 from attngen.plan.mask_bounds import MaskBounds
@@ -35,7 +35,7 @@ from attngen.spec.expr import (
 )
 from attngen.spec.gradient import QKV
 from attngen.spec.operator import FLOAT_ONE, apply
-from attngen.spec.print_attn import expression_to_text
+from attngen.spec.print_attn import expression_to_text, shown
 from attngen.spec.ranges import dtype_range, element_ranges, name_ranges
 
 # How the names of expressions are spelled in kernels. Names not listed are members of `in`, the captured values.
@@ -140,10 +140,15 @@ class StagedElement:
     ctype: str
     stored: str  # its C type in shared memory
     read: str  # from the captured tensor, of the kernel's own b_idx, h_idx and q_idx or kv_idx
-    tensor: str  # its name in CUDA
+    tensor: str  # its name in CUDA; of a term of rows ""
     indices: frozenset[str]  # b_idx and h_idx, if `read` has them
     what: str  # as the language writes it
     in_score: bool
+    function: Function | None = None  # of a term of rows: `read` calls it
+
+    @property
+    def function_name(self) -> str:
+        return f"{self.name}_of"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +208,15 @@ class Variant:
         return self.score, self.affine, self.slope
 
     @property
+    def of_row_terms(self) -> tuple[Function, ...]:
+        """The functions that compute terms of rows."""
+        return tuple(e.function for e in self.row_elements if e.function is not None)
+
+    def elements_of_row(self, row: str) -> dict[str, str]:
+        """The arguments of functions that are elements of a thread's row, of schedules that keep them in `row_elements`."""
+        return {e.name: f"row_elements[{row}].{e.name}" for e in self.row_elements}
+
+    @property
     def is_scale_of_call(self) -> bool:
         """Whether the scale is one number for a call, which its params say."""
         return not self.scale_is_constant and self.head_scale is None
@@ -260,8 +274,8 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         score=score_of_pair,
         score_of_two=of_two,
         one_score=_function(printer, plan.facts.uniform_score) if _has_one_score(plan) else None,
-        affine=_function(printer, affine.term if affine else None),
-        slope=_function(printer, affine.slope if affine else None),
+        affine=_function(printer, affine.term if affine else None, staged),
+        slope=_function(printer, affine.slope if affine else None, staged),
         mask=mask_of_pair,
         asked="" if asked is None else expression_to_text(asked),
         mask_reads=asked is not None and bool(inputs_in(asked)),
@@ -286,7 +300,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         spans=spans,
         by_row=by_row,
         key_vectors=tuple(_staged(printer, e) for e in staged.keys),
-        row_elements=tuple(_staged(printer, e) for e in staged.rows),
+        row_elements=tuple(_staged(printer, e) for e in staged.of_rows),
         pair_elements=tuple(_staged(printer, e) for e in staged.pairs),
         reads_q=_reads_past(spec, elementwise, "q", staged.elements),
         reads_k=_reads_past(spec, elementwise, "k", staged.elements),
@@ -338,7 +352,7 @@ def _has_one_score(plan: Plan) -> bool:
 def _read_by(spec: AttentionSpec, plan: Plan, *others: Expr | None) -> list[Expr]:
     """All expressions that kernels compute: `others`, and those that every variant has."""
     dropout = () if spec.dropout is None else (spec.dropout, *state_elements())
-    elements = [e.gather for e in (*plan.staged.keys, *plan.staged.rows)]
+    elements = [e.expr for e in (*plan.staged.keys, *plan.staged.of_rows)]
     return [e for e in (*dropout, spec.score, spec.scale, spec.v_scale, *others, *elements) if e is not None]
 
 
@@ -368,7 +382,8 @@ def _captured_gradients(pairs: PairFunctions, plan: Plan) -> tuple[CapturedFunct
 
 def _of_pairs(spec: AttentionSpec, plan: Plan, expr: Expr) -> Expr:
     """`expr` as it is computed for each pair: with staged elements, and floats of indices by steps if a thread has several."""
-    several = plan.schedule.is_fused
+    several, terms = plan.schedule.is_fused, Staged(terms=plan.staged.terms)
+    expr = terms.named(expr)
     return plan.staged.named(by_steps(expr, name_ranges(spec), element_ranges(spec)) if several else expr)
 
 
@@ -398,8 +413,11 @@ class PairFunctions:
         return _functions(self.printer, [expr], inlined, self.staged.elements)
 
 
-def _function(printer: CudaPrinter, expr: Expr | None) -> Function | None:
-    return None if expr is None else _functions(printer, [expr], is_inlined(expr))
+def _function(printer: CudaPrinter, expr: Expr | None, staged: Staged = NOTHING) -> Function | None:
+    if expr is None:
+        return None
+    named = staged.named(expr)
+    return _functions(printer, [named], is_inlined(named), staged.elements)
 
 
 def _several(printer: CudaPrinter, exprs: list[Expr]) -> Function | None:
@@ -428,13 +446,15 @@ def _dropout(printer: CudaPrinter, spec: AttentionSpec) -> Function | None:
 
 
 def _staged(printer: CudaPrinter, element: Element) -> StagedElement:
-    (read,) = printer.print(element.gather, share=False).results
-    indices = frozenset(LOCALS[n] for n in names_in(element.gather) & {"b", "h"})
-    what = expression_to_text(element.gather)
-    tensor = c_name(element.gather.input)
-    return StagedElement(
-        element.name, element_type(element.dtype), element.stored.cuda, read, tensor, indices, what, element.in_score
-    )
+    indices = frozenset(LOCALS[n] for n in names_in(element.expr) & {"b", "h"})
+    what = shown(element.expr)
+    types = element_type(element.dtype), element.stored.cuda
+    if isinstance(element.expr, Gather):
+        (read,) = printer.print(element.expr, share=False).results
+        return StagedElement(element.name, *types, read, c_name(element.input), indices, what, element.in_score)
+    function = _functions(printer, [element.expr], inlined=True)
+    read = f"{element.name}_of({', '.join(function.arguments)})"
+    return StagedElement(element.name, *types, read, "", indices, what, element.in_score, function)
 
 
 def staged_ranges(staged: tuple[Element, ...]) -> dict[str, Range]:

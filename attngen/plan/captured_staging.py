@@ -3,6 +3,7 @@
 key vector    one index is `k`, the others are the same for a whole block (`document[b, k]`, `bias[h, k]`): the elements of a
               tile are staged in shared memory beside its keys
 row element   one index is `q` (`document[b, q]`): a thread reads the elements of its rows once
+row term      a part of the score that reads neither `s` nor `k` (`pow(2.0, -h)`): computed once per row, if it costs much
 pair element  the last index is `k`, others differ from row to row (`bias[b, h, q, k]`): a warp copies those of a tile to shared
               memory, or a thread that has two neighbouring keys of a row reads their elements at once
 """
@@ -17,26 +18,35 @@ from attngen.plan.shared_memory import SharedBuffer
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.cost import cost_as_tree
 from attngen.spec.dtypes import FP32, INT32, DType
-from attngen.spec.expr import Expr, Gather, Name, inputs_in, name, names_in, rewrite, walk
+from attngen.spec.expr import Apply, Expr, Gather, Name, Type, inputs_in, name, names_in, rewrite, walk
 
 KEY_BYTES = 16  # staged per key at most, over all vectors: the limit of the registers of the producer's lanes
 MOST_TO_READ = 100  # the cost of reading an element, with its indices: kernels do it in several places
 ROW_ELEMENTS = 4  # at most: a thread holds each of them for two rows
+ROW_TERMS = 2  # at most, beside these
+LEAST_OF_TERM = 25  # the cost of a term: a logarithm, or an element of two indices and arithmetic with it
+MOST_OF_TERM = 400  # as much as a kernel has inline in a few places: a call would serialize products
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A staged element: `gather`, read once per key or row."""
+    """A staged element, read once per key, row or pair, or a term that is computed once per row."""
 
     name: str  # in functions of pairs
-    gather: Gather
+    expr: Expr  # a Gather, unless it is a term
     dtype: DType
     in_score: bool  # the score reads it, which is evaluated in every tile; else the mask alone, evaluated in partial tiles
 
     @property
     def symbol(self) -> Name:
         """The name that replaces it in expressions; the dot distinguishes it from all names of a spec."""
-        return name(f".{self.name}", self.gather.type)
+        return name(f".{self.name}", self.expr.type)
+
+    @property
+    def input(self) -> str:
+        """The captured tensor that it is an element of."""
+        assert isinstance(self.expr, Gather)
+        return self.expr.input
 
     @property
     def stored(self) -> DType:
@@ -51,10 +61,16 @@ class Staged:
     keys: tuple[Element, ...] = ()
     rows: tuple[Element, ...] = ()
     pairs: tuple[Element, ...] = ()
+    terms: tuple[Element, ...] = ()  # of rows; the score reads them
 
     @property
     def elements(self) -> tuple[Element, ...]:
-        return (*self.keys, *self.rows, *self.pairs)
+        return (*self.keys, *self.rows, *self.pairs, *self.terms)
+
+    @property
+    def of_rows(self) -> tuple[Element, ...]:
+        """What a thread has of each of its rows."""
+        return (*self.rows, *self.terms)
 
     @property
     def key_bytes(self) -> int:
@@ -71,7 +87,7 @@ class Staged:
 
     def named(self, expr: Expr) -> Expr:
         """`expr` with these elements replaced by their names."""
-        names: dict[Expr, Expr] = {e.gather: e.symbol for e in self.elements}
+        names: dict[Expr, Expr] = {e.expr: e.symbol for e in self.elements}
         return rewrite(expr, names.get)
 
 
@@ -100,6 +116,25 @@ def pair_elements(spec: AttentionSpec) -> Staged:
         ):
             found.setdefault(node.input, Element(f"{node.input}_of_pair", node, spec.dtype, True))
     return Staged(pairs=tuple(found.values())) if spec.dtype.bytes == 2 else NOTHING
+
+
+def row_terms(spec: AttentionSpec) -> tuple[Element, ...]:
+    """The largest parts of the score that are floats of a row alone, read neither s nor k, and cost between LEAST_OF_TERM and
+    MOST_OF_TERM."""
+    terms: list[Element] = []
+    stack: list[Expr] = [spec.score]
+    seen: set[Expr] = set()
+    while stack:
+        node = stack.pop()
+        if node in seen or not isinstance(node, Apply):
+            continue
+        seen.add(node)
+        if node.type is Type.FLOAT and not names_in(node) & {"s", "k"} and cost_as_tree(node) >= LEAST_OF_TERM:
+            suffix = "" if not terms else str(len(terms) + 1)
+            terms.append(Element(f"row_term{suffix}", node, FP32, True))
+        else:
+            stack += reversed(node.args)
+    return tuple(t for t in terms if cost_as_tree(t.expr) <= MOST_OF_TERM)[:ROW_TERMS]
 
 
 def _is_of_pairs(node: Gather) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attngen.plan.bounded_scores import score_bound
+from attngen.plan.captured_staging import Staged
 from attngen.plan.captured_sums import Place, TermSum
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision
 from attngen.plan.precision import rough_functions
 from attngen.plan.saved import Delta
 from attngen.spec.expr import inputs_in
+from attngen.spec.print_attn import shown
 
 
 def score_decisions(facts: SpecFacts) -> Iterator[Decision]:
@@ -26,6 +28,11 @@ def rough_decisions(facts: SpecFacts) -> Iterator[Decision]:
     if rough_functions(facts.spec):
         because = "`precision high` allows it: errors of O up to 1e-2 of its largest element"
         yield Decision("tanh of scores", "one instruction, wrong by up to 2^-11", because)
+
+
+def row_term_decisions(staged: Staged) -> Iterator[Decision]:
+    for term in staged.terms:
+        yield Decision(shown(term.expr), "once per row", "it reads neither s nor k")
 
 
 def maximum_decisions(facts: SpecFacts) -> Iterator[Decision]:

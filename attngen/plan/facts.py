@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngen.diagnostics import DiagnosticError
 from attngen.plan.affine_scores import AffineScore, affine_score
 from attngen.plan.bounded_scores import constant_shift
-from attngen.plan.captured_staging import Staged, staged
+from attngen.plan.captured_staging import Element, Staged, row_terms, staged
 from attngen.plan.code_size import pair_cost
 from attngen.plan.distances import distances_of_a_thread, divides_distances
 from attngen.plan.mask_bounds import MaskBounds, mask_bounds
@@ -28,10 +28,12 @@ class SpecFacts:
     spec: AttentionSpec
     bounds: MaskBounds  # for tiles of any size
     staged: Staged  # elements of captured tensors that are read once per key or per row
+    row_terms: tuple[Element, ...]  # parts of the score that may be computed once per row; of a backward none
     uniform_score: Expr | None  # when the pairs of a tile have the score of its first pair, given `s`
     affine_score: AffineScore | None  # the score with its terms that are affine in k apart
     shift: float | None  # subtracted from the exponents (of 2) of all scores instead of a row maximum; None: needs a maximum
     pair_cost: int  # additions for the mask, the score and its derivative, as inlined code
+    cost_beside_terms: int  # the same without those terms of rows
     divides_distances: bool  # by a number that is no constant
     wanted: tuple[str, ...] = ()  # the gradients that a backward computes, by the names of arguments; none: a forward
     gradient: Gradient | None = None  # backward only
@@ -51,15 +53,18 @@ class SpecFacts:
 def facts_of(spec: AttentionSpec, wanted: tuple[str, ...] = (), deterministic: bool = DETERMINISTIC) -> SpecFacts:
     """The facts of `spec` for its forward, or for a backward that computes the gradients `wanted`."""
     elements = staged(spec)
-    gradient = _gradient(spec, wanted) if wanted else None
+    gradient, uniform = _gradient(spec, wanted) if wanted else None, uniform_score(spec)
+    terms = () if wanted or uniform is not None else row_terms(spec)  # a uniform score is that of a tile's first pair
     return SpecFacts(
         spec,
         mask_bounds(spec),
         elements,
-        uniform_score(spec),
+        terms,
+        uniform,
         affine_score(spec.score),
         constant_shift(spec),
         pair_cost(spec, elements, gradient),
+        pair_cost(spec, replace(elements, terms=terms), gradient),
         divides_distances(spec),
         wanted,
         gradient,

@@ -61,7 +61,7 @@ class Decode(ByMma):
             *self.sizes(),
             *self.pages(),
             self.splits(),
-            *self.captured(*v.of_scores, v.mask, v.sink, v.v_scale, v.kv_range, v.classify),
+            *self.captured(*v.of_scores, *v.of_row_terms, v.mask, v.sink, v.v_scale, v.kv_range, v.classify),
         ]
         grid = self.kv_head_grid(PackedTiles(self.plan.block_q), self.own.splits)
         return self.kernel("split", grid, parameters, threads_name=self.launch_bounds(), shared=True, early=self.own.early)
@@ -89,7 +89,7 @@ class Decode(ByMma):
     def context(self) -> dict[str, Any]:
         v = self.variant
         of_heads = [f for f in (v.kv_range, v.classify) if f is not None and "h_idx" in f.arguments]
-        of_pairs = {a for f in (*v.of_scores, v.mask) if f is not None for a in f.arguments}
+        of_pairs = {a for f in (*v.of_scores, *v.of_row_terms, v.mask) if f is not None for a in f.arguments}
         return super().context() | {
             "values_by": "values_in_keys" if self.own.v_in_k else "values_beside_keys",
             "key_tensors": self.key_tensors,

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attngen.plan.arch import Arch, Feature
+from attngen.plan.captured_staging import Staged
 from attngen.plan.choices import choice, decided
-from attngen.plan.decisions import rough_decisions
+from attngen.plan.decisions import rough_decisions, row_term_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.own import Copies
 from attngen.plan.plan import LARGEST_HEAD, Decision, Plan, Schedule, refusal
@@ -218,6 +219,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         unrolled=unrolled,
         early=arch.has(Feature.GRID_DEPENDENCY),
     )
+    staged = Staged(terms=facts.row_terms)
     of_q = mma.q_registers(spec, 1)
     ahead = kib(BLOCKS * under_way(facts, arch, tile))
     t = "fp16" if own.quantized else spec.dtype.name
@@ -226,6 +228,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         Decision("auto takes it", f"for calls of {FEW}", WHY_AUTO),
         *rough_decisions(facts),
         *decided(own, facts, "early", "split"),
+        *row_term_decisions(staged),
         *([Decision("products", f"fp16, of {spec.dtypes['k']}", WHY_HALVES)] if own.quantized else []),
         *([Decision("steps of Q K^T side by side", str(unrolled), WHY_UNROLLED)] if numbers.split else []),
         Decision("rows", "those of all heads that share keys", WHY_PACKED),
@@ -244,7 +247,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
     )
     workspaces = ("split_O", "split_max", "split_sum") if spec.normalize == "softmax" else ("split_O",)
     placed = memory.buffers(facts, copies, tile)
-    more = {"blocks": BLOCKS, "least_shared": alone if copies == "tma" else 0, "workspaces": workspaces}
+    more = {"staged": staged, "blocks": BLOCKS, "least_shared": alone if copies == "tma" else 0, "workspaces": workspaces}
     return planned(schedule, facts, arch, tile, decisions, placed, own, **more)
 
 

@@ -8,7 +8,7 @@ from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
 from attngen.plan.captured_staging import pair_elements
 from attngen.plan.choices import choice, decided
-from attngen.plan.decisions import score_decisions
+from attngen.plan.decisions import row_term_decisions, score_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule, origin_of, refusal
 from attngen.plan.register_table import Family
@@ -181,7 +181,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
     spec, stages = facts.spec, tile.stages
     have: mma.WarpsHave = "columns" if is_shared(spec) else "rows"
     pairs = pair_elements(spec).pairs if have == "rows" else ()  # a thread reads those of its own rows
-    staged = replace(needs.staged_of(facts, tile), pairs=pairs)
+    staged = replace(needs.staged_of(facts, tile), pairs=pairs, terms=facts.row_terms)
     numbers = operands(spec)
     pad, t = chunk(spec), spec.dtype.name
     between = copies_between_steps(spec, tile)
@@ -214,7 +214,8 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
         *([Decision("partial sums", f"of {16 * mma.summed(tile)} keys", WHY_SUMMED)] if numbers.split else []),
         *([Decision("blocks per SM", str(blocks), WHY_BLOCKS)] if blocks else []),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if staged.keys else []),
-        *(Decision(expression_to_text(e.gather), "two keys at once", WHY_PAIRS) for e in staged.pairs),
+        *(Decision(expression_to_text(e.expr), "two keys at once", WHY_PAIRS) for e in staged.pairs),
+        *row_term_decisions(staged),
         Decision("rows in shared memory", f"padded by {pad}", mma.WHY_PAD),
     )
     return planned(schedule, facts, arch, tile, decisions, needs.buffers(facts, tile), own, blocks=blocks, staged=staged)

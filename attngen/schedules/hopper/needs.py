@@ -51,7 +51,7 @@ def buffers(
         slab_tiles("K", t, (stages, d, kv), f"the keys of {stages} tiles"),
         slab_tiles("V", t, (stages, dv + ones, kv), f"the values of {stages} tiles" + ", and ones" * ones),
         slab_tiles("O", t, (4 * groups, output_slabs, 16), OUTPUT_ROWS, read=None),
-        *(slab_tiles("PAIRS", t, of_pairs, f"{e.gather.input} of each consumer's tiles", None) for e in pairs),
+        *(slab_tiles("PAIRS", t, of_pairs, f"{e.input} of each consumer's tiles", None) for e in pairs),
         words("BARRIERS", (of_q + 4 * stages + 2 * groups * pair_slots,), "see the kernel", "mbarrier"),
         words("WORK_TILES", (2, len(WORK_TILE) + rotates), "which rows and head " + WHOSE[holds]),
         *([visits(stages)] if facts.bounds.per_tile else []),  # the producer classifies tiles and publishes them
@@ -111,13 +111,13 @@ def captured_registers(facts: SpecFacts) -> int:
     """Registers for captured tensors: with key vectors, the elements of two rows and what is not staged."""
     spec = facts.spec
     own = facts.staged
-    read = _gathers(spec)
+    of_rows, read = 2 * (len(own.rows) + len(facts.row_terms)), _gathers(spec)
     if pair_gathers(spec):
-        return 2 * len(own.rows) + PAIR_ELEMENT_REGISTERS
+        return of_rows + PAIR_ELEMENT_REGISTERS
     if not own.keys:
         each = {n for n in read if {"q", "k"} & names_in(*n.args)} or {n for n in walk(spec.score) if isinstance(n, Gather)}
-        return CAPTURED_REGISTERS if each else 0
-    return 2 * len(own.rows) + (CAPTURED_REGISTERS if read - {e.gather for e in own.elements} else 0)
+        return of_rows + (CAPTURED_REGISTERS if each else 0)
+    return of_rows + (CAPTURED_REGISTERS if read - {e.expr for e in own.elements} else 0)
 
 
 def _gathers(spec: AttentionSpec) -> set[Gather]:

@@ -12,7 +12,7 @@ from attngen.plan.arch import Arch
 from attngen.plan.axes import ROWS
 from attngen.plan.captured_staging import Staged
 from attngen.plan.choices import decided
-from attngen.plan.decisions import WHY_PAIRS, maximum_decisions, score_decisions
+from attngen.plan.decisions import WHY_PAIRS, maximum_decisions, row_term_decisions, score_decisions
 from attngen.plan.distances import divides_places
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
@@ -154,7 +154,7 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    refuse(facts, arch, "hopper")
+    refuse(facts, arch, "hopper", facts.cost_beside_terms)
     tile = pick_tile(facts.spec, arch, preferred_tiles(facts), hopper_tiles.POSSIBLE, lambda t: needs.cost(facts, t))
     return with_tile(schedule, facts, arch, tile, WHY_TILE)
 
@@ -189,7 +189,7 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
 def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why: str = WHY_LENGTHS) -> Plan:
     spec, own, affine = facts.spec, choices(facts, arch, tile), added_once(facts)
     t, out = spec.dtype.name, own.output_slabs
-    staged = replace(facts.staged, pairs=needs.staged_pairs(facts)) if own.pair_slots else facts.staged
+    staged = replace(facts.staged, pairs=needs.staged_pairs(facts) if own.pair_slots else (), terms=facts.row_terms)
     why_registers = f"copying needs few; about {needs.registers(facts, tile)} hold O, S and P"
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
@@ -230,14 +230,15 @@ def affine_decisions(affine: AffineScore | None) -> Iterator[Decision]:
 
 def staging_decisions(own: Staged, pair_slots: int) -> Iterator[Decision]:
     if own.keys:
-        vectors = ", ".join(expression_to_text(e.gather) for e in own.keys)
+        vectors = ", ".join(expression_to_text(e.expr) for e in own.keys)
         yield Decision("key vectors", vectors, WHY_KEYS)
     if own.rows:
-        elements = ", ".join(expression_to_text(e.gather) for e in own.rows)
+        elements = ", ".join(expression_to_text(e.expr) for e in own.rows)
         yield Decision("row elements", elements, "each thread has two rows: it reads theirs once, under the first product")
+    yield from row_term_decisions(own)
     for e in own.pairs:
         where = f"in shared memory, {counted(pair_slots, 'tile')} of each consumer"
-        yield Decision(expression_to_text(e.gather), where, WHY_PAIRS)
+        yield Decision(expression_to_text(e.expr), where, WHY_PAIRS)
 
 
 WHY_GROUPS = "compute 64 rows each: one computes weights while the products of another run"

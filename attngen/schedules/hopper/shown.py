@@ -34,7 +34,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         "hopper": kernel(
             "one for each SM",
             producer,
-            *(loader(f"{e.gather.input}: global to shared by cp.async") for e in plan.staged.pairs),
+            *(loader(f"{e.input}: global to shared by cp.async") for e in plan.staged.pairs),
             role("consumers", warpgroups, stored, "while (q_block != END)", multiplied),
         )
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from attngen.plan.arch import Arch
@@ -170,10 +170,11 @@ def _fits(facts: SpecFacts, arch: Arch, tile: Tile, output: Output, output_slabs
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    wgmma.refuse(facts, arch, "hopper")
+    wgmma.refuse(facts, arch, "hopper", facts.cost_beside_terms)
     spec = facts.spec
     tile = pick_tile(spec, arch, PREFERRED, POSSIBLE, lambda t: cost(facts, t))
     own, affine = choices(facts, arch, tile), hopper.added_once(facts)
+    staged = replace(facts.staged, terms=facts.row_terms)
     every_registers = f"{PRODUCER_REGISTERS}, {SCORER_REGISTERS} and {FOLLOWER_REGISTERS} a thread"
     why_registers = f"{WHY_REGISTERS}: half of O, S and P take about {registers(facts, tile)}"
     what = f"{spec.dtype.name} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"
@@ -189,10 +190,10 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         *decided(own, facts),
         Decision("blocks", "one for each SM", hopper.WHY_PERSISTENT),
         Decision("swizzle", "128 bytes", wgmma.WHY_SLABS),
-        *hopper.staging_decisions(facts.staged, 0),
+        *hopper.staging_decisions(staged, 0),
     )
     made = buffers(facts, tile, own.output, own.output_slabs, own.weight_stages)
-    return planned(schedule, facts, arch, tile, decisions, made, own, staged=facts.staged, affine=affine)
+    return planned(schedule, facts, arch, tile, decisions, made, own, staged=staged, affine=affine)
 
 
 WHY_GROUPS = (

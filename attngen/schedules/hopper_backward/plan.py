@@ -266,7 +266,7 @@ def buffers_of_both(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
         tiles_of(spec, "VISITED_V", (stages, dv, rows), f"{stages} tiles of dO, or of values"),
         *([tiles_of(spec, "DS", (stages, CONSUMERS, rows), f"dS of {stages} tiles")] if adds else []),
         *(
-            tiles_of(spec, "PAIRS", (pair_slots(facts), CONSUMERS, rows), f"{e.gather.input} of a tile")
+            tiles_of(spec, "PAIRS", (pair_slots(facts), CONSUMERS, rows), f"{e.input} of a tile")
             for e in staged(facts).pairs
         ),
         tiles_of(
@@ -358,7 +358,7 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
         yield from addition_decisions()
         yield Decision("products of dQ", "a tile later", WHY_LATER)
         for element in staged(facts).pairs:
-            yield Decision(f"{element.gather.input}", "in shared memory", WHY_PAIRS)
+            yield Decision(f"{element.input}", "in shared memory", WHY_PAIRS)
         for name in written_pairs(facts):
             yield Decision(f"d_{name}", "dS of each pair", WHY_WRITTEN)
     else:

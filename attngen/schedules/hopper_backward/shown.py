@@ -24,7 +24,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         return role("followers", who, moved, "void visit_tiles(const Tile& tile) {", tiles)
 
     followers = (
-        *(follower("one warp", f"{e.gather.input}: global to shared by cp.async") for e in plan.staged.pairs),
+        *(follower("one warp", f"{e.input}: global to shared by cp.async") for e in plan.staged.pairs),
         *(follower("two warps", f"dS: shared to global, {gradient_argument(n)}") for n in plan.written_pairs),
     )
 

@@ -41,7 +41,7 @@ class Fused(File):
     def captured_anywhere(self) -> list[Parameter]:
         """The captured values, if any part of the only kernel reads one."""
         v = self.variant
-        read = (*v.of_scores, v.head_scale, v.mask, v.sink, v.v_scale, v.dropout, v.kv_range, v.classify)
+        read = (*v.of_scores, *v.of_row_terms, v.head_scale, v.mask, v.sink, v.v_scale, v.dropout, v.kv_range, v.classify)
         return abi.captured(v) if v.key_vectors or v.pair_elements else self.captured(*read)
 
     def context(self) -> dict[str, Any]:

@@ -23,25 +23,34 @@ WHY_SLABS = (
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why schedules of these instructions cannot compute the spec on `arch`; empty if they can."""
+    return _why_not(facts, arch, facts.pair_cost)
+
+
+def why_not_beside_terms(facts: SpecFacts, arch: Arch) -> str:
+    """The same of a schedule that computes terms of rows once per row."""
+    return _why_not(facts, arch, facts.cost_beside_terms)
+
+
+def _why_not(facts: SpecFacts, arch: Arch, pair_cost: int) -> str:
     if not arch.has(*NEEDED):
         return "it needs TMA and wgmma"
     if facts.spec.dtype.name not in DTYPES:
         return "its products are of fp16 or bf16"
     if facts.spec.kernel.is_paged and (facts.spec.kernel.page_size or 1) % PAGE_ROWS:
         return f"TMA copies keys by pages of a stated size, a multiple of {PAGE_ROWS} rows"
-    if facts.pair_cost > INLINED_UP_TO:
+    if pair_cost > INLINED_UP_TO:
         return f"it computes at most {INLINED_UP_TO} additions for each pair: code between its products is inlined"
     return ""
 
 
-def refuse(facts: SpecFacts, arch: Arch, schedule: ScheduleName) -> None:
-    """Raise PlanRefusal if a schedule of these instructions cannot compute the spec on `arch`."""
-    reason = why_not(facts, arch)
+def refuse(facts: SpecFacts, arch: Arch, schedule: ScheduleName, pair_cost: int) -> None:
+    """Raise PlanRefusal if a schedule of these instructions cannot compute the spec, each pair of which costs so much."""
+    reason = _why_not(facts, arch, pair_cost)
     if not reason:
         return
     if not arch.has(*NEEDED):
         raise refusal("kernel", f"kernel {schedule} on {arch.name}", reason, "use kernel fused, or --arch sm_90a")
-    large = f"a mask and a score that cost {facts.pair_cost} additions"
+    large = f"a mask and a score that cost {pair_cost} additions"
     what = facts.spec.dtype if facts.spec.dtype.name not in DTYPES else large
     raise refusal("kernel", f"kernel {schedule} of {what}", reason, "use kernel fused")
 

@@ -65,7 +65,7 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
-    refuse(facts, arch, "wgmma")
+    refuse(facts, arch, "wgmma", facts.pair_cost)
     tile = pick_tile(facts.spec, arch, preferred_tiles(facts), POSSIBLE, lambda t: cost(facts, arch, t))
     return with_tile(schedule, facts, arch, tile)
 
