@@ -8,6 +8,7 @@ and `on_page_markdown`.
 from __future__ import annotations
 
 import json
+import math
 import posixpath
 import re
 from collections.abc import Iterable
@@ -182,9 +183,12 @@ def _expanded(nav: list[Any], files: Files) -> list[Any]:
     return expanded
 
 
-def _order(uri: str) -> tuple[bool, int, str]:
+def _order(uri: str) -> tuple[bool, int, float, str]:
+    """The first page of a folder, the ladder in reading order, numbered chapters by number, then what has no number."""
     name = posixpath.basename(uri)
-    return name not in ("index.md", "README.md"), ORDER.get(name.removesuffix(".md"), -1), name
+    number = re.match(r"\d+", name)
+    place = ORDER.get(name.removesuffix(".md"), -1)
+    return name not in ("index.md", "README.md"), place, float(number[0]) if number else math.inf, name
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

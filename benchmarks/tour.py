@@ -1,7 +1,7 @@
 """The figures of the tour: memory traffic of each schedule, counted on the emulated device, and its speed on the GPU.
 
-    python benchmarks/tour.py --only counts --write docs/tour/[0-9]*_*.md      needs no GPU
-    python benchmarks/tour.py --only rates --write docs/tour/[0-9]*_*.md       needs a Hopper GPU
+    python benchmarks/tour.py --only counts --write docs/tour/[1-9]*_*.md      needs no GPU
+    python benchmarks/tour.py --only rates --write docs/tour/[1-9]*_*.md       needs a Hopper GPU
 
 and then `python -m tests.tour`, since the notebook has the tables too.
 

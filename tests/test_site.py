@@ -22,6 +22,7 @@ pytest.importorskip("material")
 pytest.importorskip("mkdocstrings")
 CHAPTERS = {
     "README.md": "# The tour\n",
+    "10_last.md": "# The last\n",
     "2_tiles.md": "# Tiles\n\n[Before](1_naive.md#one-thread-a-row), [the rest](../tour), [all of them](../../generated/).\n",
     "1_naive.md": "# One thread a row\n\n[A spec](../../specs/gpt2.attn), [what measures it](../../benchmarks/schedules.py), "
     "[to do](exercises/1_window.attn), [start](../../README.md#install).\n\n```\nattention a {\n    dtype fp16\n}\n```\n",
@@ -91,6 +92,7 @@ def test_links_lead_to_pages_of_sources(tmp_path: Path) -> None:
     assert 'href="../index.html#install"' in first
     assert '<span class="k">    dtype</span>' in first
     assert '<link rel="prev" href="1_naive.html">' in second
+    assert '<link rel="next" href="10_last.html">' in second
     assert '<h1 id="benchmarksschedulespy">benchmarks/schedules.py' in measures
     assert '<span class="nc">mistral_window</span>' in exercise
 

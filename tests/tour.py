@@ -27,6 +27,7 @@ from tests.harness import emitted, shipped
 
 TOUR = ROOT / "docs" / "tour"
 CHAPTERS = tuple(sorted(TOUR.glob("[0-9]*_*.md"), key=lambda page: int(page.name.split("_")[0])))
+README = TOUR / "README.md"
 NOTEBOOK = TOUR / "tour.ipynb"
 TRACE = ROOT / "docs" / "trace.md"
 SESSION = re.compile(r"^```console\n(.*?)^```\n", re.M | re.S)
@@ -82,6 +83,31 @@ BROKEN = {
 }
 
 
+# --- how long a chapter takes
+
+MINUTES = re.compile(r"(<!-- minutes: begin .*-->\n).*?(<!-- minutes: end -->)", re.S)
+WORDS, OF_COMMAND, OF_EXERCISE = 110, 1.0, 10.0  # words read in a minute; minutes of a command with its output, of an exercise
+
+
+def minutes(page: Path) -> int:
+    """About how many minutes a chapter takes, a multiple of five: its words, its commands, and its exercises."""
+    text = page.read_text()
+    commands = sum(len([*steps(session)]) for session in SESSION.findall(text))
+    prose = SESSION.sub("", text)
+    exercises = len(re.findall(r"^\*\*\d+[a-d]?\. ", prose, re.M))
+    return 5 * round((len(prose.split()) / WORDS + OF_COMMAND * commands + OF_EXERCISE * exercises) / 5)
+
+
+def with_minutes(readme: str) -> str:
+    """The tour's README with its table of minutes."""
+    rows = "".join(f"| {title_of(page)} | {minutes(page)} |\n" for page in CHAPTERS)
+    return MINUTES.sub(rf"\g<1>| chapter | minutes |\n|---|---:|\n{rows}\g<2>", readme)
+
+
+def title_of(page: Path) -> str:
+    return page.read_text().split("\n", 1)[0].removeprefix("# ")
+
+
 def broken_files() -> dict[Path, str]:
     """The contents of the files of broken kernels and their repairs."""
     exercises = {TOUR / "exercises" / f"{name}.cu": broken.text() for name, broken in BROKEN.items()}
@@ -97,6 +123,11 @@ class Step:
 
     command: str
     output: str
+
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether a command that is there for what it prints, of attngen or at the end of a pipe, prints nothing."""
+        return not self.output and (self.command.startswith("attngen") or "|" in self.command)
 
 
 def steps(session: str) -> Iterator[Step]:
@@ -136,7 +167,11 @@ def renewed(page: str) -> str:
     """A chapter with the present output of its commands."""
 
     def session(found: re.Match[str]) -> str:
-        shown = "".join(f"$ {step.command}\n{run(step.command, directory)}" for step in steps(found[1]))
+        now = [Step(step.command, run(step.command, directory)) for step in steps(found[1])]
+        for step in now:
+            if step.shows_nothing:
+                raise ValueError(f"prints nothing: {step.command}")
+        shown = "".join(f"$ {step.command}\n{step.output}" for step in now)
         return f"```console\n{shown}```\n"
 
     with tempfile.TemporaryDirectory() as place:
@@ -224,6 +259,7 @@ def main() -> None:
         path.write_text(text)
     for page in (*CHAPTERS, TRACE):
         page.write_text(renewed(page.read_text()))
+    README.write_text(with_minutes(README.read_text()))
     nbformat.write(notebook(), NOTEBOOK)
 
 

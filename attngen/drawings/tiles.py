@@ -58,14 +58,14 @@ class TileMap:
         return f"{rows}, keys {key} to {key + count * self.block_kv - 1}: {kind}"
 
 
-def tiles_picture(found: TileMap, title: str) -> Picture:
-    """A row of squares for each block of rows, a column for each tile of keys."""
+def tiles_picture(found: TileMap, title: str, room: float = ROOM) -> Picture:
+    """A row of squares for each block of rows, a column for each tile of keys; `room` is the width of all columns at most."""
     order = "from the first to the last" if found.ascending else "from the last to the first"
     says = (
         f"A square is a tile of {found.block_q} rows by {found.block_kv} keys. {found.counts['full']} are full, "
         f"{found.counts['partial']} partial, {found.counts['empty']} empty. A block of rows visits its tiles {order}"
     )
-    side = min(LARGEST, ROOM / max(found.columns, 1), ROOM_BELOW / max(found.rows, 1))
+    side = min(LARGEST, room / max(found.columns, 1), ROOM_BELOW / max(found.rows, 1))
     numbered = side >= NUMBERED
     says += "; numbers are the order." if numbered else "."
     if not found.is_whole:
@@ -85,5 +85,9 @@ def tiles_picture(found: TileMap, title: str) -> Picture:
     down = "".join(f"M{number(left + i * side)} {number(top)}V{number(bottom)}" for i in range(found.columns + 1))
     drawn.path(across + down, "cut")
     words = (("full", "full: no mask code"), ("partial", "partial: the mask for each pair"), ("empty", "empty: never loaded"))
-    drawn.legend(left, bottom + 22.0, *words)
+    if room < ROOM:
+        for i, entry in enumerate(words):
+            drawn.legend(left, bottom + 22.0 + 18.0 * i, entry)
+    else:
+        drawn.legend(left, bottom + 22.0, *words)
     return drawn
