@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import posixpath
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,9 @@ ORDER = {f"{spec}_{schedule}.cu": i for i, (spec, schedule, _) in enumerate(LADD
 CODE_OR_LINK = re.compile(
     r"^(?P<fence>```+|~~~+).*?^(?P=fence)|`[^`\n]+`|\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)", re.M | re.S
 )
+SESSION_BLOCK = re.compile(r"^```console\n", re.M)
+REPORTS = bool(os.environ.get("ATTNGEN_REPORTS"))  # report pages of all specs, linked from the gallery
+REPORT_COMMAND = re.compile(r"`attngen report (\w+)`(?=;)")
 SPEC_BLOCK = re.compile(r"^```\n(?=(?:#.*\n)*attention \w+ \{)", re.M)
 # A source takes the room of the table of contents, and is found after the documents.
 SOURCE_HEAD = "---\ntitle: {}\nhide: [toc]\nsearch:\n  boost: 0.5\n---\n\n"
@@ -75,7 +82,10 @@ def rewritten(text: str, home: str, uri: str) -> str:
         to = uri_of(_resolved(found["target"], home)) if found["target"] else None
         return f"]({_relative(to, uri)}{found['anchor'] or ''})" if to else found[0]
 
-    return CODE_OR_LINK.sub(place, SPEC_BLOCK.sub("```attn\n", text))
+    text = SESSION_BLOCK.sub("```attngen-session\n", SPEC_BLOCK.sub("```attn\n", text))
+    if REPORTS:
+        text = REPORT_COMMAND.sub(r'<a href="reports/\1.html">its report page</a>', text)
+    return CODE_OR_LINK.sub(place, text)
 
 
 def _relative(to: str, uri: str) -> str:
@@ -158,8 +168,20 @@ def on_files(files: Files, config: Any) -> Files:
         uri = uri_of(path)
         if uri and files.get_file_from_path(uri) is None and (ROOT / path).exists():
             add(uri, (listing if (ROOT / path).is_dir() else shown)(path), path.startswith(LISTED) or path in notebooks)
+    for name in [path.stem for path in sorted((ROOT / "specs").glob("*.attn"))] if REPORTS else ():
+        files.append(File.generated(config, f"reports/{name}.html", content=report_of(name)))
     config.nav = _expanded(config.nav, files)
     return files
+
+
+def report_of(name: str) -> str:
+    """The report page of a shipped spec."""
+    with tempfile.TemporaryDirectory() as directory:
+        page = Path(directory) / "page.html"
+        subprocess.run(
+            [sys.executable, "-m", "attngen", "report", name, "-o", str(page)], check=True, stdout=subprocess.DEVNULL
+        )
+        return page.read_text()
 
 
 def _all_linked(documents: dict[str, str]) -> set[str]:

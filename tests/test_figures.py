@@ -7,7 +7,7 @@ import re
 import pytest
 
 from attngen.drawings.concepts import EXAMPLE
-from tests import figures, tiers
+from tests import figures, gallery, tiers
 from tests.conftest import ROOT
 
 
@@ -27,3 +27,10 @@ def test_the_row_of_the_picture_is_attention() -> None:
     assert sum(EXAMPLE.weights) == pytest.approx(1.0)
     assert EXAMPLE.weights[3] == 0.0
     assert EXAMPLE.output == pytest.approx([0.5795, 1.3305, 0.90997, 0.33476], abs=1e-3)
+
+
+def test_the_gallery_is_current() -> None:
+    assert gallery.PAGE.read_text() == gallery.current(), "run: python -m tests.gallery"
+    assert {path.stem for path in gallery.PICTURES.glob("*.svg")} == {*gallery.specs()}
+    for name in gallery.specs():
+        assert (gallery.PICTURES / f"{name}.svg").read_text() == gallery.picture(name).svg(), name
