@@ -181,11 +181,11 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-_DLPACK_DTYPES = {
+DLPACK_DTYPES = {
     (0, 32): "int32", (0, 64): "int64", (2, 16): "fp16", (2, 32): "fp32", (4, 16): "bf16", (6, 8): "bool",
     (10, 8): "fp8_e4m3", (12, 8): "fp8_e5m2",
 }  # fmt: skip
-_DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
+DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
 def _of_dlpack(array: Any, name: str, dtypes: Collection[str]) -> ArrayView:
@@ -193,10 +193,10 @@ def _of_dlpack(array: Any, name: str, dtypes: Collection[str]) -> ArrayView:
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = _DLTensor.from_address(get_pointer(capsule, b"dltensor"))
-    known = _DLPACK_DTYPES.get((tensor.code, tensor.bits))
+    known = DLPACK_DTYPES.get((tensor.code, tensor.bits))
     if known is None or tensor.lanes != 1:
         raise _unknown_dtype(name, f"DLPack type {tensor.code} of {tensor.bits} bits", dtypes)
-    kind = _DLPACK_DEVICES.get(tensor.device_type)
+    kind = DLPACK_DEVICES.get(tensor.device_type)
     if kind is None:
         raise ArgumentError(f"`{name}` is on a device that is neither the CPU nor CUDA")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))

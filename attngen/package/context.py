@@ -96,6 +96,10 @@ class Param:
     default: int | float | None
     literal: str
 
+    @property
+    def and_default(self) -> str:
+        return "" if self.default is None else f"  // default: {self.default}"
+
 
 @dataclass(frozen=True, slots=True)
 class Member:

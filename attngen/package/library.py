@@ -19,6 +19,7 @@ from attngen.emit.emitter import environment
 from attngen.emit.program import KernelEntry, Program
 from attngen.package.context import OfSpec, SpecContext, capability_of
 from attngen.package.functions import Packaged
+from attngen.package.python_module import DLPACK, python_spec
 from attngen.package.statuses import STATUSES
 from attngen.package.test_program import PHILOX, TestSpec, is_tested, limits
 from attngen.spec.expr import MAX_INT_PARAM, MAX_LENGTH
@@ -131,6 +132,8 @@ def files(made: Library) -> dict[str, bytes]:
     """The files of a library by their paths, the same for the same specs, compiler and version of attngen."""
     texts = {f"{made.name}.h": _rendered("library.h", made), f"{made.name}.cpp": _rendered("library.cpp", made)}
     texts[f"{made.name}_test.cpp"] = _rendered("test.cpp", made, test_context(made))
+    python = {"specs": [python_spec(one) for one in made.specs], "dlpack": DLPACK}
+    texts[f"{made.name}_kernels.cpp"] = _rendered("python.cpp", made, python)
     texts["CMakeLists.txt"] = _rendered("CMakeLists.txt", made)
     for image in made.images:
         what = f"The {image.target} of {image.program.name} for {image.program.arch}"

@@ -1,5 +1,4 @@
-"""Libraries of `attngen package`: their text, their numbers, and their calls, which a stand-in of the driver runs on the emulated
-device."""
+"""Libraries of `attngen package`: their text and numbers, and their calls, run on the emulated device by a driver of that."""
 
 from __future__ import annotations
 
