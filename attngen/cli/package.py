@@ -142,8 +142,6 @@ def _summary(made: Library, written: dict[str, bytes], output: Path) -> str:
     sources = sum(len(data) for path, data in written.items() if "/" not in path)
     texts = sum(map(len, written.values())) - sources
     lines.append(f"in all {made.code_bytes / 1e6:.2f} MB of code")
-    lines.append(
-        f"{output}: {made.name}.h, {made.name}.cpp, {made.name}_test.cpp, CMakeLists.txt ({sources / 1e6:.2f} MB), "
-        f"code/ ({len(made.images)} files, {texts / 1e6:.2f} MB of text)"
-    )
+    names = ", ".join(path for path in written if "/" not in path)
+    lines.append(f"{output}: {names} ({sources / 1e6:.2f} MB); code/ ({len(made.images)} files, {texts / 1e6:.2f} MB of text)")
     return "\n".join(lines)

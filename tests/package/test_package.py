@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
@@ -86,7 +88,8 @@ def test_conditions_select_the_plans_of_calls(spec: str, arch: str) -> None:
 def test_the_same_specs_give_the_same_bytes() -> None:
     first, second = (files(library_of(shipped("gpt2"), only="forward", arches=("sm_80", "sm_90a"))) for _ in range(2))
     assert first == second
-    assert {path for path in first if "/" not in path} == {"attngen.h", "attngen.cpp", "attngen_test.cpp", "CMakeLists.txt"}
+    sources = {f"attngen{suffix}" for suffix in (".h", ".cpp", "_test.cpp", "_kernels.cpp")}
+    assert {path for path in first if "/" not in path} == {*sources, "CMakeLists.txt"}
 
 
 @pytest.mark.parametrize(
@@ -301,3 +304,72 @@ def test_the_page_has_every_option() -> None:
     text = CliRunner().invoke(main, ["package", "--help"]).output
     options = set(re.findall(r"--[a-z]+", text)) - {"--help", "--json", "--output", "--build", "--target"}
     assert options == set(re.findall(r"`(--[a-z]+)", PAGE.read_text()))
+
+
+ON_PYTHON = """
+import ctypes, sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+import attngen_kernels
+
+pointer = ctypes.pythonapi.PyCapsule_GetPointer
+pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+class OnGpu:
+    'An array that says that its memory is a GPU\\'s, as it is for the stand-in of the driver.'
+
+    def __init__(self, array): self.array = array
+
+    def __dlpack__(self, stream=None):
+        capsule = self.array.__dlpack__()
+        ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 8).value = 2
+        return capsule
+
+
+rng = np.random.default_rng(0)
+q, k, v = (rng.standard_normal((2, 3, 70, 64)).astype(np.float16) for _ in range(3))
+out = np.full_like(q, np.nan)
+arrays = {name: OnGpu(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
+size = attngen_kernels.gpt2_forward_workspace_bytes(**arrays)
+workspace = np.zeros(size + 256, np.uint8)
+workspace = workspace[-workspace.ctypes.data % 256 :][:size]
+attngen_kernels.gpt2_forward(**arrays, workspace=OnGpu(workspace), stream=0)
+scores = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / 8.0
+scores = np.where(np.tri(70, dtype=bool), scores, -np.inf)
+weights = np.exp(scores - scores.max(-1, keepdims=True))
+expected = weights / weights.sum(-1, keepdims=True) @ v.astype(float)
+assert np.abs(out - expected).max() < 4e-3, np.abs(out - expected).max()
+
+for change, error in (
+    ({"k": OnGpu(k[:, :, :, :32])}, "`k` has size 32 in dimension 3; expected 64"),
+    ({"k": OnGpu(k.astype(np.float32))}, "`k` has elements of another type"),
+    ({"v": OnGpu(v[:1])}, "`v` has size 1 in dimension 0; expected 2"),
+    ({"v": v}, ""),
+    ({"wrong": 1}, "a keyword is not one of this function's arguments"),
+    ({"q": OnGpu(q[..., 1:])}, "`q` has size 63"),
+    ({"out": None}, "`out` was not given"),
+    ({"q": OnGpu(q[:, :, :, ::-1])}, "`q`: the last dimension of an array must have stride 1"),
+):
+    try:
+        attngen_kernels.gpt2_forward(**{**arrays, "workspace": OnGpu(workspace), **change})
+    except (TypeError, ValueError, RuntimeError, BufferError) as found:
+        assert error in str(found), (error, found)
+    else:
+        raise AssertionError(error)
+print("right")
+"""
+
+
+@needs_compiler
+@pytest.mark.long
+def test_the_python_extension_computes_and_refuses(tmp_path: Path, driver: Path) -> None:
+    directory = written(library_of(shipped("gpt2"), only="forward", compile=emulated), tmp_path)
+    include = sysconfig.get_paths()["include"]
+    sources = [directory / "attngen_kernels.cpp", directory / "attngen.cpp", *(directory / "code").iterdir()]
+    flags = [*WARNINGS, "-O1", "-shared", "-fPIC", f"-I{INCLUDE}", f"-I{include}"]
+    built([COMPILERS[0], *flags, *sources, "-o", directory / "attngen_kernels.abi3.so", "-ldl"])
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_CAPABILITY": "80"}
+    command = [sys.executable, "-c", ON_PYTHON, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "right\n", done.stderr
