@@ -205,7 +205,7 @@ def test_every_operator_has_its_value_in_cpp(tmp_path: Path) -> None:
     for expr, text in zip(exprs, printed, strict=True):
         try:
             (expected,) = on_numbers(expr)(VALUES)
-        except ValueError:  # of a negative number, as IEEE arithmetic has it
+        except ValueError:  # a root or logarithm of a negative number: NaN in IEEE arithmetic
             expected = math.nan
         if isinstance(expected, complex):
             expected = math.nan
