@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attngen.diagnostics import ArgumentError
 from attngen.package.context import Argument, OfFunction, OfSpec
 from attngen.package.cpp_text import CTYPES, CppPrinter, CppText
 from attngen.package.functions import BACKWARD
@@ -15,6 +16,7 @@ from attngen.spec.dropout import INCREMENTS, MULTIPLIERS, ROUNDS, STEPS
 from attngen.spec.dtypes import DTYPES, FP8_DTYPES, unit_roundoff
 from attngen.spec.expr import Expr, constant
 from attngen.spec.gradient import QKV, Gradient, gradient_argument, gradient_of
+from attngen.spec.obligations import check_obligations
 
 # The largest error that passes, in units of roundoff of the largest element: tensor cores multiply fp32 in parts
 UNITS = {"fp16": 8, "bf16": 8, "fp32": 256}
@@ -188,14 +190,27 @@ class TestSpec:
             "another layout": (2, 70, 130, True),
             "few rows": (2, 1, 600, False),
             "many short rows": (many, 48, 48, False),
+            "no keys": (1, 5, 0, False),
+            "no rows": (1, 0, 5, False),
         }
         found = []
         for title, (batch, q_len, kv_len, other) in shapes.items():
             sizes = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len}
-            found.append(Case(title, tuple(sizes.get(n, FREE_SIZE) for n in self.all_sizes), other))
+            if self._is_allowed(sizes):
+                found.append(Case(title, tuple(sizes.get(n, FREE_SIZE) for n in self.all_sizes), other))
         return found
 
     # how
+
+    def _is_allowed(self, sizes: Mapping[str, int]) -> bool:
+        """Whether a call may have these sizes: a mask may read an element for each row of an array of keys."""
+        params = {p.name: p.default if p.default is not None else float(SAMPLES[p.type]) for p in self.of.params}
+        numbers = {p.name: int(params[p.name]) if p.type == "int32_t" else params[p.name] for p in self.of.params}
+        try:
+            check_obligations(self.spec, {**sizes, **dict.fromkeys(self.spec.free_dims, FREE_SIZE)}, numbers)
+        except ArgumentError:
+            return False
+        return True
 
     def _terms(self) -> Iterator[Term]:
         sources = {"score": "d_score", "sink": "d_sink", "scale": "d_scale"}
