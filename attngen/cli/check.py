@@ -18,6 +18,7 @@ from attngen.cli.common import FAILED, OK, colored, device_named, emulated_by_de
 if TYPE_CHECKING:
     from attngen.device.protocol import Device
     from attngen.inspect.checking import Checked, Kernel
+    from attngen.language import Loaded
     from attngen.spec.attention import AttentionSpec
 
 
@@ -53,13 +54,23 @@ if TYPE_CHECKING:
 @click.option("--fast", is_flag=True, help="Emulated device: do not check memory accesses.")
 @click.option("--debug", is_flag=True, help="Emulated device: compile for gdb; see docs/trace.md.")
 @options.source
+@click.option(
+    "--against",
+    metavar="MODULE:FUNCTION",
+    help="Compare the spec with your own attention instead: MODULE:FUNCTION or FILE.py:FUNCTION, or a file .npz.",
+)
+@click.option(
+    "--layout",
+    type=click.Choice(["bhsd", "bshd"]),
+    help="With --against: axes of q, k, v: batch, heads, length, size, or batch, length, heads, size.  [default: what agrees]",
+)
 @options.name
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON; docs/json.md lists the keys.")
 def command(
     spec: str, device: str, kernel: str | None, backward: bool | None, wanted: str | None, deterministic: bool,
     arch: str | None, dtype: str | None, batch: int | None, heads: int | None, kv_heads: int | None, q_len: int | None,
     kv_len: int | None, given: tuple[str, ...], dims: tuple[str, ...], seed: int, thread_orders: int, fast: bool, debug: bool,
-    source: Path | None, name: str | None, as_json: bool,
+    source: Path | None, against: str | None, layout: str | None, name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run a spec's kernels, forward and backward, compare with numpy in float64, and print the errors.
 
@@ -69,6 +80,7 @@ def command(
     attngen check specs/gpt2.attn --device emulated --thread-orders 3
     attngen check alibi --backward --wanted slopes    the gradient of the slopes alone
     attngen check gpt2 --source out/gpt2_fused.cu     a file of `attngen build` that you changed
+    attngen check gpt2 --against model.py:attention   your own function
 
     All schedules are checked: naive, tiled and fused, and wgmma, hopper and decode if the spec supports them. On a GPU these
     are the schedules of its architecture. hopper runs with the tile that is planned for unknown lengths. A line "naive
@@ -83,6 +95,11 @@ def command(
     there is one problem, of these lengths. Of many heads that a spec states, four are computed.
     If the scale reads params, the kernels of positive scales are checked too, as a spec NAME_positive.
 
+    With --against, no kernel runs: what the spec means, in float64, is compared with your own attention, O and gradients. It is
+    a function or torch module of q, k and v (and of inputs and params that it takes by name), the functions of a score and a
+    mask of FlexAttention, as FILE.py:score_mod,mask_mod, or arrays q, k, v and o in a file. The first element that differs is
+    named with its query, and with the key that explains it.
+
     The allowed error is twice that of the same computation in fp32 with its output rounded to the spec's type, as torch's math
     backend does it, plus one unit in the last place. The emulated device also reports races, missing barriers and
     out-of-bounds accesses.
@@ -90,6 +107,15 @@ def command(
     from dataclasses import replace
     from itertools import chain
 
+    if against is not None:
+        options.refuse(
+            "--against runs no kernel", "kernel", "backward", "wanted", "deterministic", "arch", "dtype", "dims",
+            "thread_orders", "fast", "debug", "source",
+        )  # fmt: skip
+        _check_against(specs.load_specs(spec, name), against, given, as_json, device, layout, batch, heads, kv_heads, q_len,
+                       kv_len, seed)  # fmt: skip
+        return
+    options.refuse("only --against has a layout", "layout")
     if backward is False:
         options.refuse("a forward has no gradients", "wanted", "deterministic")
     is_one_problem = q_len is not None or kv_len is not None
@@ -131,6 +157,22 @@ def command(
     else:
         table.finish()
     sys.exit(OK if all(r.comparison.passed for r in results) else FAILED)
+
+
+def _check_against(
+    loaded: list[Loaded], against: str, given: tuple[str, ...], as_json: bool, device: str, layout: str | None, *sizes: Any
+) -> None:
+    """The comparison with a user's own attention, by what the command line states."""
+    from attngen.cli.against import check_against
+    from attngen.inspect.against import Against
+
+    batch, heads, kv_heads, q_len, kv_len, seed = sizes
+    place = {"auto": None, "emulated": "cpu"}.get(device, device)
+    stated = {
+        one.spec.name: Against(batch, heads, kv_heads, q_len, kv_len, specs.known_params(one.spec, given), seed, layout, place)
+        for one in loaded
+    }
+    check_against(loaded, against, stated, as_json)
 
 
 def _sizes(spec: AttentionSpec, dims: tuple[str, ...]) -> dict[str, int]:
