@@ -13,6 +13,7 @@ from attngen.device.arrays import ArgumentError, ArgumentTypeError, check_one_de
 from attngen.diagnostics import counted
 from attngen.torch.append import NO_SCALES, Scales
 from attngen.torch.description import CACHE_TYPES
+from attngen.torch.layout import check_tensors
 
 
 class Place(NamedTuple):
@@ -69,6 +70,24 @@ def scales_of(q: Tensor, k_cache: Tensor, new_len: int, **named: Any) -> Scales:
         )
     shape = (q.shape[0], new_len, k_cache.shape[2])
     return Scales(*(None if one is None else _scale(name, one, shape, q) for name, one in named.items()))
+
+
+def descales_of(q: Tensor, k: Tensor, batch: int | None = None, **named: Any) -> list[Tensor | None]:
+    """The scales of keys and of values beside queries of `batch` sequences (by default as many as q has), by the caller's
+    names: each None, or fp32 [batch or 1, heads or 1]. Raises ArgumentError for others, and if keys have not 8 bits."""
+    if all(scale is None for scale in named.values()):
+        return [None, None]
+    check_tensors(q=q, k=k)
+    if k.dtype not in CACHE_TYPES:
+        name, found = next(n for n, scale in named.items() if scale is not None), str(k.dtype).removeprefix("torch.")
+        raise ArgumentError(f"`{name}` is of keys and values of 8 bits, and `k` has elements of {found}; leave it out")
+    shape = (q.shape[0] if batch is None else batch, 1, k.shape[-2] if k.dim() > 1 else 1)
+    return [None if scale is None else _scale(name, by_row(scale), shape, q).squeeze(1) for name, scale in named.items()]
+
+
+def by_row(descale: Any) -> Any:
+    """[batch, kv_heads] as [batch, 1, kv_heads]."""
+    return descale.unsqueeze(1) if isinstance(descale, torch.Tensor) and descale.dim() == 2 else descale
 
 
 def _scale(name: str, scale: Any, shape: Sequence[int], q: Tensor) -> Tensor:

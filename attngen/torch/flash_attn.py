@@ -22,6 +22,7 @@ from attngen.sdpa import check_flags
 from attngen.spec.attention import Storage
 from attngen.spec.cached import of_cache
 from attngen.spec.expr import MAX_LENGTH
+from attngen.torch.check_cache import descales_of
 from attngen.torch.description import (
     Description,
     Mode,
@@ -45,9 +46,13 @@ Window = Sequence[int | None]
 INTS = (int, np.integer)
 NUMBERS = (*INTS, float, np.floating)
 OF_DENSE = (
-    "q_descale", "k_descale", "v_descale", "qv", "gather_kv_indices", "score_mod_bwd", "aux_tensors", "aux_scalars",
-    "block_sparse_tensors", "block_sparse_tensors_bwd",
+    "q_descale", "qv", "gather_kv_indices", "score_mod_bwd", "aux_tensors", "aux_scalars", "block_sparse_tensors",
+    "block_sparse_tensors_bwd",
 )  # fmt: skip
+CURES = {  # of what is given beside a `score_mod`
+    "alibi_slopes": "say it in `score_mod`",
+    "deterministic": "call torch.use_deterministic_algorithms(True)",
+}
 WITHIN = {"left": "{position} - k <= left", "right": "k - ({position}) <= right"}  # a window's ends
 
 
@@ -68,6 +73,8 @@ def flash_attn_func(
     sinks: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     attention_chunk: int = 0,
+    k_descale: Tensor | float | None = None,
+    v_descale: Tensor | float | None = None,
     score_mod: Any = None,
     mask_mod: Any = None,
     num_splits: int | None = None,
@@ -87,6 +94,9 @@ def flash_attn_func(
     of weights that are dropped; torch's generator selects them. Gradients have the same bits in every run if `deterministic`,
     or after torch.use_deterministic_algorithms(True). `mode` is that of `attngen.torch.attention`.
 
+    k and v of torch's float8_e4m3fn or float8_e5m2 go with q of 16 bits: their numbers are multiplied with `k_descale` and
+    `v_descale`, fp32 [batch, kv_heads], or numbers. They have no gradients.
+
     `sinks`, or `learnable_sink`, [q_heads] are one more logit of each head's rows, without a value. `score_mod` (score, batch,
     head, q_idx, kv_idx) and `mask_mod` (batch, head, q_idx, kv_idx) are functions as flex_attention's: the indices count rows
     and keys from 0, and `mask_mod` says all that is masked. `num_splits`, `pack_gqa`, `sm_margin` and `scheduler_metadata` are
@@ -100,15 +110,18 @@ def flash_attn_func(
     check_hints(num_splits, pack_gqa, sm_margin)
     sink = one_of(sinks=sinks, learnable_sink=learnable_sink)
     if score_mod is not None or mask_mod is not None:
-        if alibi_slopes is not None or deterministic:
-            name = "deterministic" if alibi_slopes is None else "alibi_slopes"
-            cure = "say it in `score_mod`" if name == "alibi_slopes" else "call torch.use_deterministic_algorithms(True)"
+        named = {"alibi_slopes": alibi_slopes, "k_descale": k_descale, "v_descale": v_descale}
+        given = [name for name, value in named.items() if value is not None]
+        if given or deterministic:
+            name = given[0] if given else "deterministic"
+            cure = CURES.get(name, "convert `k` and `v` to 16 bits, times their scales")
             raise ArgumentError(f"`{name}` and `score_mod` or `mask_mod` cannot be given together; {cure}")
         allowed = pairs(q, k, limits(window_size, causal), causal, chunk_size(attention_chunk))
         how = (float(plain_number(softcap) or 0.0), softmax_scale, dropout_p, sink, mode)
         found = modified(q, k, v, score_mod, mask_mod, allowed, *how)
     else:
-        named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk}
+        descales = descales_of(q, k, k_descale=k_descale, v_descale=v_descale)
+        named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk, "descales": descales}
         found = attend(q, k, v, DENSE, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                        return_attn_probs or return_lse, **named)  # fmt: skip
     return returned(q, *found, return_attn_probs, return_lse)

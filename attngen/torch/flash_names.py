@@ -15,8 +15,6 @@ SPARSE = "attngen skips the blocks that a mask leaves empty; pass the mask itsel
 # Why an argument is refused, and what to use. None and False are what functions without the argument do.
 REFUSED = {
     "q_descale": FP8,
-    "k_descale": FP8,
-    "v_descale": FP8,
     "qv": "a second product of queries and values is not supported; concatenate `q` with `qv`, and `k` with `v`",
     "gather_kv_indices": "keys that are selected for each row are not supported; mask the others by `mask_mod`",
     "score_mod_bwd": "attngen derives the gradients of `score_mod`; leave it out",

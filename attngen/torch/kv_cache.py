@@ -14,7 +14,7 @@ from torch import Tensor
 from attngen.device.arrays import ArgumentError
 from attngen.torch.append import Turn
 from attngen.torch.cached import Cache, Reader, attended
-from attngen.torch.check_cache import Place, scales_of
+from attngen.torch.check_cache import Place, by_row, scales_of
 from attngen.torch.description import Mode
 from attngen.torch.flash_attn import EVERYTHING, Window, attend, front, limits
 from attngen.torch.flash_names import check_hints, check_others, one_of
@@ -105,7 +105,7 @@ def flash_attn_with_kvcache(
     with torch.no_grad():
         place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
         arguments = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
-        scales = scales_of(q, k_cache, 1, k_descale=_by_row(k_descale), v_descale=_by_row(v_descale))
+        scales = scales_of(q, k_cache, 1, k_descale=by_row(k_descale), v_descale=by_row(v_descale))
         descales = [None if one is None else one.squeeze(1) for one in scales]
         named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk, "descales": descales}
 
@@ -121,8 +121,3 @@ def flash_attn_with_kvcache(
         reader = Reader(attention, front, inputs, key)
         output, lse = attended(q, k_cache, v_cache, (k, v), turn, place, reader, mode == "math", scales=scales)
     return (output, lse) if return_softmax_lse else output
-
-
-def _by_row(descale: Any) -> Any:
-    """[batch, kv_heads] as [batch, 1, kv_heads]."""
-    return descale.unsqueeze(1) if isinstance(descale, torch.Tensor) and descale.dim() == 2 else descale

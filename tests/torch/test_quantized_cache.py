@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import attngen  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
-from attngen.torch import Attention, append, flash_attn_with_kvcache  # noqa: E402
+from attngen.torch import Attention, append, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
 from attngen.torch.append import Scales, appended  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.torch.tensors import randn  # noqa: E402
@@ -178,3 +178,37 @@ def test_traced_by_torch_compile() -> None:
     expected = attend(q, new, *eager, used, scale)
     assert torch.equal(torch.compile(attend, backend="aot_eager")(q, new, *traced, used, scale), expected)
     assert all(same(one, other) for one, other in zip(traced, eager, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["dense", "packed", "paged"])
+def test_scales_of_keys_and_values_without_a_cache(kind: str) -> None:
+    """Prompts: two sequences of 40 and 24 rows, whose keys and values of 8 bits have scales of heads."""
+    lengths, begins = (40, 24), torch.tensor([0, 40, 64], dtype=torch.int32)
+    q = randn(64, 4, 64, dtype=torch.bfloat16)
+    k, v = (randn(64, 2, 64).to(E4M3) for _ in range(2))
+    of = {"k_descale": torch.tensor([[0.5, 2.0], [1.0, -0.25]]), "v_descale": torch.tensor([[3.0, 0.5], [1.0, 2.0]])}
+    each = torch.tensor(lengths)
+    wide = [(t.float() * s.repeat_interleave(each, 0)[..., None]).bfloat16() for t, s in zip((k, v), of.values(), strict=True)]
+    packed = (begins, begins, 40, 40)
+    expected = flash_attn_varlen_func(q, *wide, *packed, causal=True)
+    if kind == "packed":
+        found = flash_attn_varlen_func(q, k, v, *packed, causal=True, **of)
+    elif kind == "paged":  # pages of 8 rows; the last is no one's
+        table = torch.tensor([[7, 6, 5, 4, 3], [2, 1, 0, 8, 8]], dtype=torch.int32)
+        pools = [torch.full((9, 8, 2, 64), float("nan")).to(E4M3) for _ in range(2)]
+        for pool, rows in zip(pools, (k, v), strict=True):
+            pool[:8] = rows.view(8, 8, 2, 64).flip(0)
+        found = flash_attn_varlen_func(q, *pools, begins, begins, 40, 40, causal=True, block_table=table, **of)
+    else:
+        found = flash_attn_func(*(t[None, :40] for t in (q, k, v)), causal=True, **{n: s[:1] for n, s in of.items()})[0]
+        expected = expected[:40]
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+
+
+def test_scales_beside_16_bits_are_refused() -> None:
+    q = randn(1, 8, 2, 16)
+    with pytest.raises(ArgumentError, match="`k_descale` is of keys and values of 8 bits, and `k` has elements of float"):
+        flash_attn_func(q, q, q, k_descale=0.5)
+    narrow = q.to(E4M3)
+    with pytest.raises(ArgumentError, match="`v_descale` and `score_mod` or `mask_mod` cannot be given together"):
+        flash_attn_func(q, narrow, narrow, v_descale=0.5, mask_mod=lambda b, h, i, j: i >= j)

@@ -265,10 +265,7 @@ def buffers_of_both(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
         tiles_of(spec, "VISITED_QK", (stages, d, rows), f"{stages} tiles of Q, or of keys"),
         tiles_of(spec, "VISITED_V", (stages, dv, rows), f"{stages} tiles of dO, or of values"),
         *([tiles_of(spec, "DS", (stages, CONSUMERS, rows), f"dS of {stages} tiles")] if adds else []),
-        *(
-            tiles_of(spec, "PAIRS", (pair_slots(facts), CONSUMERS, rows), f"{e.input} of a tile")
-            for e in staged(facts).pairs
-        ),
+        *(tiles_of(spec, "PAIRS", (pair_slots(facts), CONSUMERS, rows), f"{e.input} of a tile") for e in staged(facts).pairs),
         tiles_of(
             spec, "OUT", (4 * CONSUMERS, max(d, dv), 16), "rows of a gradient of each warp, on their way to global memory", None
         ),
