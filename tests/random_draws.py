@@ -54,16 +54,22 @@ SCORES = (
     "where(k % 5 == 1, -inf, s)", "s + 0.5 * k", "s - 0.5 * k", "s * 30.0", "s + 40.0 * ((k // 48) % 2)",
     "s - 60.0", "s + slopes[h] * (k - q)", "where(key_ok[b, k], s, s - 1.0)", "where(allowed[b, h, q, k], s, -2.0)",
     *["s + extra[b, h, q, k]"] * 3, "where(q % 3 == 0, s, s + extra[b, h, q, k])", "s + 0.25 * doc[b, k]",
+    # factors that a head's pairs share, and terms that a row's pairs share
+    "s * gain[b, h]", "s * gain[b, h]", "3.0 * tanh(s * gain[b, h])", "s / (1.5 + sin(1.0 * h))",
+    "s * (gain[b, h] * temp) - 0.1 * k",
+    "s + sin(0.7 * q + h)", "s + exp(-0.3 * h) * sin(1.0 * h + 1.0) * (k - q)", "s * sin(by_row[h, q]) + gain[b, h] * 0.01 * k",
 )  # fmt: skip
 INPUTS = {
     "doc": "int32[batch, kv_len]", "reach": "int64[batch, q_len]", "far": "int32[batch, q_len]", "ends": "int32[batch]",
     "allowed": "bool[batch, heads, q_len, kv_len]", "key_ok": "bool[batch, kv_len]", "slopes": "fp32[heads]",
     "table": "fp32[heads, 101]", "by_row": "fp32[heads, q_len]", "by_key": "{dtype}[batch, kv_len]",
     "bias": "{dtype}[batch, heads, q_len, kv_len]", "sinks": "fp32[heads]", "extra": "{dtype}[batch, heads, q_len, kv_len]",
+    "gain": "fp32[batch, heads]",
 }  # fmt: skip
 TABLES = ("cosines", "sines")
 # Elements of the additive mask "extra", by element type: they exclude a pair, or nearly
 LOW = {"fp16": (-65504.0, -1e4, -np.inf), "bf16": (-3.3895e38, -1e9, -1e4, -np.inf), "fp32": (-3.4028234e38, -1e9, -np.inf)}
+GAINS = (0.0, 0.0, -1.0, -0.3, 0.7, 1.0, 2.0, 2.0**-70, -(2.0**-70))  # factors of heads, of any sign
 SINKS = (-np.inf, -1e37, -50.0, 50.0, 1e9, 1e37)
 SIZES_OF_V = (1e-20, 1e10, 1e25)
 # Words of C, C++, CUDA and generated code: valid names of inputs and params, or refused
@@ -374,7 +380,8 @@ def quantized(r: random.Random, one: Case) -> str:
     scales = (f"{by_head}[h]", f"{by_key}[b, k]", f"{by_head}[h] * {by_key}[b, k]", "0.5", "float(k % 3 + 1)")
     lines = []
     for tensor in r.choice(("k", "kv", "v")) if one.schedule in (*CONVERTING, *QUANTIZED) else "k":
-        usable = scales if tensor == "k" or one.schedule in CONVERTING else (f"{by_head}[h]", "0.5")
+        of_keys = tensor == "k" or one.schedule in (*CONVERTING, "fused", "hopper")  # else refused
+        usable = scales if of_keys else (f"{by_head}[h]", "0.5")
         lines.append(f"scaled {tensor} by {r.choice(usable)}")
     text = "\n".join(lines)
     if by_head in text:
@@ -403,8 +410,11 @@ def python_text(text: str) -> str:
 
 
 def extreme(one: Case, name: str, array: Array, spec: AttentionSpec, seed: int) -> Array:
-    """Elements of additive masks and sinks near the ends of their range; other inputs unchanged."""
+    """Elements of additive masks and sinks near the ends of their range, and factors of heads of any sign; other inputs
+    unchanged."""
     rng = np.random.default_rng(seed)
+    if name in ("gain", "size_of_head") and seed % 2:
+        return rng.choice(GAINS, array.shape).astype(np.float32)
     if name == "sinks" and one.extreme_sinks:
         return rng.choice(SINKS, array.shape).astype(np.float32)
     if name != "extra":
