@@ -15,7 +15,7 @@ from attngen.plan import ARCHES
 from attngen.reference.gradients import numpy_gradients, sample_loss
 from attngen.reference.numpy_oracle import numpy_attention
 from attngen.reference.problems import Sample, Shape, sample
-from attngen.schedules import choose
+from attngen.schedules import choose, plans_for
 from attngen.spec.dropout import RNG_STATE, WORD, bytes_of_pairs, dropped_of, kept_factor, philox
 from attngen.spec.dtypes import from_storage
 
@@ -69,6 +69,12 @@ def test_the_share_of_kept_weights_and_their_factor_go_together(p: float) -> Non
     kept = drawn(3, 4, 0, 5) >= dropped
     share = 1 / kept_factor(dropped)
     assert abs(kept.mean() - share) < 5 * np.sqrt(share * (1 - share) / kept.size)
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 80, 128])
+def test_the_tiles_of_lengths_use_all_bits_of_a_call(head_dim: int) -> None:
+    spec = attngen.define(head_dim=head_dim, dropout=0.1)
+    assert {plan.block_kv % 32 for plan in plans_for(spec, ARCHES["sm_90a"], "hopper")} == {0}
 
 
 def test_without_dropout_there_is_none() -> None:

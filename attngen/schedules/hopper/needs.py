@@ -25,6 +25,7 @@ REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
 STAGING_REGISTERS = {2: (56, 224), 3: (56, 152), 4: (56, 104)}  # where the producer reads key vectors
 CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152), 4: (56, 104)}  # and classifies tiles too, where so many suffice
 KEPT_REGISTERS = 10  # for dropout: what a head's generator needs, and bytes of pairs
+CALL_KEYS = 32  # keys whose pairs one call of Philox serves
 DESCRIPTOR_REGISTERS = 4  # for the descriptor of Q in shared memory
 MOST_CONSUMERS = 4
 OUTPUT_ROWS = "output rows of each warp, on their way to global memory"

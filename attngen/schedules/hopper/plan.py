@@ -136,11 +136,13 @@ def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
 
 @remembered
 def paces(facts: SpecFacts) -> tuple[TileTiming, ...]:
-    """The measured tiles that fit the registers: the lengths of a call select one of them."""
+    """The measured tiles that fit the registers: the lengths of a call select one of them. With dropout, those of whole calls of
+    Philox: half of the bits of each call for a tile of 48 or 80 keys would not be used."""
     if needs.staged_pairs(facts):
         return ()
     measured = [p for p in of_head_size(facts.spec, hopper_tiles.timings()) if kind(facts) in p.serves]
-    return tuple(p for p in measured if needs.has_registers(facts, p.tile))
+    whole = needs.CALL_KEYS if facts.spec.dropout is not None else 1
+    return tuple(p for p in measured if needs.has_registers(facts, p.tile) and p.tile.block_kv % whole == 0)
 
 
 def by_lengths(facts: SpecFacts) -> ByLengths | None:
