@@ -26,8 +26,8 @@ RATES = re.compile(r"<!-- gallery: begin .*?<!-- gallery: end -->", re.S)
 NO_RATES = "<!-- gallery: begin (python benchmarks/gallery.py --write docs/gallery.md) -->\n<!-- gallery: end -->"
 HEAD = """# Gallery
 
-The specs that are shipped, in [specs/](../specs). Each has the tiles of a head of 1024 rows and keys, by the plan for an A100. Every
-command takes the name alone:
+The specs that are shipped, in [specs/](../specs). Each has the tiles of a head of 1024 rows and keys, by the plan for an A100.
+Every command takes the name alone:
 
 ```sh
 attngen check alibi           # run its kernels, compare with float64

@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "inspect": SPEC | LOW | {"drawings", "language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "puzzles": SPEC | LOW | {"drawings", "emit", "device", "inspect"},
     "package": SPEC | {"plan", "emit", "schedules", "device", "cache"},
+    "lessons": {"spec", "diagnostics", "keywords", "plan", "emit", "schedules", "reference", "inspect", "puzzles"},
     "cli": SPEC
     | LOW
     | {
@@ -54,6 +55,7 @@ MAY_IMPORT = {
         "reference",
         "api",
         "drawings",
+        "lessons",
         "inspect",
         "bench",
         "puzzles",
@@ -63,7 +65,7 @@ MAY_IMPORT = {
     "__init__": None,  # the Python face: imports everything, late
 }
 HEAVY = {"torch", "cupy", "cuda", "numpy", "ml_dtypes", "pygments", "ziglang"}
-NUMPY_ROOMS = {"reference", "inspect", "device", "puzzles"}  # and the two modules below, which build never imports
+NUMPY_ROOMS = {"reference", "inspect", "device", "puzzles", "lessons"}  # and the two modules below, which build never imports
 NUMPY_MODULES = {"plan/block_map.py"}
 
 

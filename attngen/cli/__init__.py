@@ -26,6 +26,7 @@ COMMANDS = (
     "doctor",
     "draw",
     "explain",
+    "ladder",
     "list",
     "package",
     "puzzle",
@@ -76,6 +77,7 @@ def main() -> None:
     attngen draw specs/gpt2.attn tiles         a picture: tiles, banks, fragments, pipeline, barriers
     attngen package specs/gpt2.attn -o out     a library for C and C++, without Python
     attngen report specs/gpt2.attn             an HTML page: spec, CUDA, PTX and SASS, linked
+    attngen ladder specs/gpt2.attn             lesson kernels, one idea a step
     attngen trace specs/gpt2.attn              memory accesses, counted and step by step
     attngen bench specs/gpt2.attn              speed beside the alternatives in torch
     attngen tune specs/gpt2.attn               find the fastest tiles on this GPU

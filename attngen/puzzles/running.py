@@ -22,10 +22,11 @@ from attngen.emit.comments import strip_comments
 from attngen.emit.program import KernelEntry, Parameter, Product, Program
 from attngen.puzzles.folder import Folder
 from attngen.puzzles.puzzle import Array, Case
+from attngen.spec.dtypes import NUMPY_BFLOAT16
 
 _ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^()]*)\)')
 _PARAMETER = re.compile(r"(.+?)\s*(\w+)")
-ELEMENTS = {"float": np.float32, "fp16": np.float16, "int": np.int32}
+ELEMENTS: dict[str, Any] = {"float": np.float32, "fp16": np.float16, "bf16": NUMPY_BFLOAT16, "int": np.int32}
 SCALARS: dict[str, Any] = {"int": ctypes.c_int, "float": ctypes.c_float}
 ALIGNMENT = 256  # bytes, as cudaMalloc has it: counts of sectors do not depend on where numpy puts an array
 GARBAGE = 0xFD  # a byte; many of it are NaN in fp16 and fp32

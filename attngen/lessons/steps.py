@@ -1,0 +1,110 @@
+"""The steps of the ladder as data: what each changes, what bounded the step before, and its launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+BASIC = ("lane_reduce",)
+TENSOR = ("lane_reduce", "ldmatrix", "ldmatrix_trans", "pack_TYPE", "mma_TYPE")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One lesson kernel, `templates/ladder/NUMBER_NAME.cu.j2`. A block computes `rows` rows of a head."""
+
+    number: int
+    name: str
+    title: str
+    bound: str  # what bounds the step before
+    idea: str  # what this step changes
+    rows: int
+    constants: tuple[tuple[str, int], ...]
+    predicted: tuple[str, str, str]  # a count of `Totals`, its formula for 256 rows and keys of 64 elements of 2 bytes, why
+    primitives: tuple[str, ...] = field(default=BASIC)
+    arch: str = "sm_80"
+
+    @property
+    def template(self) -> str:
+        return f"ladder/{self.number}_{self.name}.cu.j2"
+
+    @property
+    def threads(self) -> int:
+        return dict(self.constants)["THREADS"]
+
+
+def _of_warps(warps: int, *others: tuple[str, int]) -> tuple[tuple[str, int], ...]:
+    return (("WARPS", warps), ("THREADS", 32 * warps), *others)
+
+
+STEPS = (
+    Step(
+        1, "one_thread_a_row", "one thread a row", "",
+        "A thread computes a row of O as the equations read: the maximum of its scores, their sum, the weighted sum of values.",
+        128, (("THREADS", 128),),
+        ("sectors", "3 * 8 * 256 * 64 * 33 + 8 * 256 * 64 + 8 * 64 * 32",
+         "A warp has 32 rows. For each element of each score, it touches 32 sectors of Q and one of K, three "
+         "times; then one of V; and 32 for each column of O."),
+        (),
+    ),
+    Step(
+        2, "coalesced", "a warp a row, coalesced",
+        "Lanes read rows of Q and write rows of O that lie apart: a warp touches 32 sectors for 2 bytes each. And one row a thread leaves most of a GPU idle if rows are few.",
+        "A warp computes a row. Lane l has the columns l, l + 32, ..., so that a warp reads neighbouring numbers; a score is a sum over lanes.",
+        8, _of_warps(8),
+        ("sectors", "(3 * 8 + 4) * 256 * 256 + 4 * 256",
+         "A score reads 4 sectors of K and 4 of Q, three times; a value is 4, and so is a row of O."),
+    ),
+    Step(
+        3, "shared_tiles", "tiles in shared memory",
+        "Each warp reads all keys and values from global memory by itself.",
+        "The warps of a block copy 32 keys to shared memory once, and all use them. A lane now computes the score of its own key; the maximum and the sum of the keys of a tile are each one reduction.",
+        8, _of_warps(8, ("KEYS", 32)),
+        ("global_read", "32 * 3 * 256 * 128 + 256 * 128",
+         "There are 32 blocks of 8 rows; each reads K twice and V once, and its own rows of Q."),
+    ),
+    Step(
+        4, "register_tiles", "rows in registers",
+        "Shared memory: each multiply-add reads an element of K, and one of Q.",
+        "A warp computes 4 rows: an element of K or V that is read once serves four of them.",
+        32, _of_warps(8, ("KEYS", 32), ("ROWS", 4)),
+        ("global_read", "8 * 3 * 256 * 128 + 256 * 128",
+         "Blocks have 32 rows, so there are 8."),
+    ),
+    Step(
+        5, "vectors_and_padding", "vector loads and padding",
+        "Bank conflicts: rows of K lie 128 bytes apart (with heads of 64), so that all lanes read the same bank. And 2 "
+        "bytes are "
+        "copied at a time.",
+        "16 bytes are read and copied at once, and each row is followed by 16 bytes of padding: the rows that are read together lie in different banks.",
+        32, _of_warps(8, ("KEYS", 32), ("ROWS", 4), ("PAD", 8)),
+        ("conflicts", "0 * 256",
+         "Eight lanes read 16 bytes each of rows that lie 144 bytes apart: in different banks."),
+    ),
+    Step(
+        6, "online_softmax", "the online softmax",
+        "Keys are read and multiplied twice: once for the maximum, once for the weights.",
+        "One pass: maximum and sum are those of the keys so far, and what was summed is rescaled when the maximum grows.",
+        32, _of_warps(8, ("KEYS", 32), ("ROWS", 4), ("PAD", 8)),
+        ("global_read", "8 * 2 * 256 * 128 + 256 * 128",
+         "K is read once."),
+    ),
+    Step(
+        7, "tensor_cores", "tensor cores",
+        "Ordinary arithmetic, and shared memory that feeds it.",
+        "A warp multiplies 16 rows by mma: lanes hold fragments of Q, S, P and O, and ldmatrix loads those of K and V.",
+        64, _of_warps(4, ("KEYS", 64), ("ROWS", 16), ("PAD", 8)),
+        ("mma", "2 * 2 * 256 * 256 * 64 / 4096",
+         "Two products of 256 x 256 x 64, and an mma has 4096 operations. Shared memory is read by ldmatrix, "
+         "once for 16 rows."),
+        TENSOR,
+    ),
+    Step(
+        8, "asynchronous_copies", "asynchronous copies",
+        "Latency: all warps copy, then all wait, then all multiply.",
+        "cp.async copies the next tile to a second stage while this one is used: double buffering.",
+        64, _of_warps(4, ("KEYS", 64), ("ROWS", 16), ("PAD", 8), ("STAGES", 2)),
+        ("barriers", "4 * 4",
+         "Four blocks of 64 rows visit four tiles of 64 keys, with one barrier each, where there were four."),
+        (*TENSOR, "cp_async"),
+    ),
+)  # fmt: skip
