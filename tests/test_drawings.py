@@ -160,7 +160,7 @@ def test_phases_of_a_pipeline_are_drawn() -> None:
 def test_a_file_is_whole_and_has_the_colours_of_its_theme(what: str, tmp_path: Path) -> None:
     for theme in ("auto", "dark"):
         path = tmp_path / f"{theme}.svg"
-        done = cli("draw", "gpt2", what, "--kernel", "hopper", "--q-len", "256", "--theme", theme, "-o", str(path))
+        done = cli("draw", "gpt2", what, "--kernel", "hopper", "--q-len", "128", "--theme", theme, "-o", str(path))
         assert done.exit_code == 0, done.output
         text = path.read_text()
         root = ET.fromstring(text)

@@ -10,7 +10,7 @@ from attngen.plan.shared_memory import BANK_GROUPS, CHUNK, COLUMN, Layout
 
 MOST_CHUNKS = 34  # cells of a row that are drawn
 WIDE, HIGH = 20.0, 16.0
-WIDEST = 760.0  # of two layouts side by side
+WIDEST = 760.0  # width of two layouts side by side, at most
 BANKS, BANK_BYTES = 32, 4
 AT_ONCE = 128  # bytes that shared memory serves at once
 

@@ -93,7 +93,8 @@ def attention_picture(row: Row = EXAMPLE, query: int = 2) -> Picture:
     return drawn
 
 
-MULTIPROCESSORS, L2_MB, GLOBAL_GB = 132, 50, 141  # of an H200 SXM: NVIDIA's data sheet, and the H100 whitepaper for SMs and L2
+# An H200 SXM: NVIDIA's data sheet, and the H100 whitepaper for multiprocessors and L2.
+MULTIPROCESSORS, L2_MB, GLOBAL_GB = 132, 50, 141
 
 
 def machine_picture(arch: Arch) -> Picture:

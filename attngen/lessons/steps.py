@@ -48,8 +48,10 @@ STEPS = (
     ),
     Step(
         2, "coalesced", "a warp a row, coalesced",
-        "Lanes read rows of Q and write rows of O that lie apart: a warp touches 32 sectors for 2 bytes each. And one row a thread leaves most of a GPU idle if rows are few.",
-        "A warp computes a row. Lane l has the columns l, l + 32, ..., so that a warp reads neighbouring numbers; a score is a sum over lanes.",
+        "Lanes read rows of Q and write rows of O that lie apart: a warp touches 32 sectors for 2 bytes each. And one "
+        "row a thread leaves most of a GPU idle if rows are few.",
+        "A warp computes a row. Lane l has the columns l, l + 32, ..., so that a warp reads neighbouring numbers; a "
+        "score is a sum over lanes.",
         8, _of_warps(8),
         ("sectors", "(3 * 8 + 4) * 256 * 256 + 4 * 256",
          "A score reads 4 sectors of K and 4 of Q, three times; a value is 4, and so is a row of O."),
@@ -57,7 +59,8 @@ STEPS = (
     Step(
         3, "shared_tiles", "tiles in shared memory",
         "Each warp reads all keys and values from global memory by itself.",
-        "The warps of a block copy 32 keys to shared memory once, and all use them. A lane now computes the score of its own key; the maximum and the sum of the keys of a tile are each one reduction.",
+        "The warps of a block copy 32 keys to shared memory once, and all use them. A lane now computes the score of "
+        "its own key; the maximum and the sum of the keys of a tile are each one reduction.",
         8, _of_warps(8, ("KEYS", 32)),
         ("global_read", "32 * 3 * 256 * 128 + 256 * 128",
          "There are 32 blocks of 8 rows; each reads K twice and V once, and its own rows of Q."),
@@ -75,7 +78,8 @@ STEPS = (
         "Bank conflicts: rows of K lie 128 bytes apart (with heads of 64), so that all lanes read the same bank. And 2 "
         "bytes are "
         "copied at a time.",
-        "16 bytes are read and copied at once, and each row is followed by 16 bytes of padding: the rows that are read together lie in different banks.",
+        "16 bytes are read and copied at once, and each row is followed by 16 bytes of padding: the rows that are read "
+        "together lie in different banks.",
         32, _of_warps(8, ("KEYS", 32), ("ROWS", 4), ("PAD", 8)),
         ("conflicts", "0 * 256",
          "Eight lanes read 16 bytes each of rows that lie 144 bytes apart: in different banks."),
