@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import nbclient
 import nbformat
 
 from tests.conftest import ROOT
+from tests.tour import environment
 
 PATH = ROOT / "docs" / "first_kernel.ipynb"
 
@@ -20,9 +22,13 @@ def stored() -> Any:
 def executed() -> Any:
     """The notebook with new outputs, without execution times."""
     fresh = stored()
-    nbclient.NotebookClient(fresh, timeout=None, resources={"metadata": {"path": str(ROOT)}}).execute()
+    with tempfile.TemporaryDirectory() as place:
+        nbclient.NotebookClient(fresh, timeout=None, resources={"metadata": {"path": place}}).execute(env=environment())
     for cell in fresh.cells:
         cell.metadata.pop("execution", None)
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                output["text"] = output["text"].replace("\r\n", "\n")  # commands print to a terminal
     return fresh
 
 
