@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "vllm": {"spec", "plan", "schedules", "torch", "optional"},
     "bench": SPEC | {"torch", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "inspect": SPEC | LOW | {"drawings", "language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
-    "puzzles": SPEC | LOW | {"drawings", "emit", "device", "inspect"},
+    "puzzles": SPEC | LOW | {"drawings", "plan", "emit", "device", "inspect"},
     "package": SPEC | {"plan", "emit", "schedules", "device", "cache"},
     "lessons": {"spec", "diagnostics", "keywords", "plan", "emit", "schedules", "reference", "inspect", "puzzles"},
     "cli": SPEC

@@ -234,6 +234,17 @@ def test_a_click_on_the_spec_finds_its_instructions(gemma: Reader, truth: Any) -
     assert f"{len(sass)} SASS" in gemma.tab.locator("#status").inner_text()
 
 
+def test_the_page_opens_with_what_the_mask_became(gemma: Reader, truth: Any) -> None:
+    _, of_spec, _ = truth
+    (line,) = (i for i, text in enumerate(_source(), 1) if text.split()[:1] == ["mask"])
+    assert gemma.marked("spec") == {line}
+    cuda = {at for at, numbers in of_spec.items() if line in numbers}
+    assert cuda
+    assert gemma.marked("cuda") == cuda
+    assert any(gemma.in_sight("cuda", i) for i in cuda)
+    assert any(gemma.in_sight("sass", i) for i in gemma.marked("sass"))
+
+
 @pytest.mark.long
 def test_a_click_on_sass_leads_back(gemma: Reader, truth: Any) -> None:
     code, of_spec, lines = truth

@@ -350,3 +350,8 @@ const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 shade(prefersDark.matches);
 prefersDark.addEventListener("change", (event) => shade(event.matches));
 theme.addEventListener("click", () => shade(root.dataset.theme !== "dark"));
+
+// The page opens with what the mask became; without a mask, with the score.
+const opening = ["mask", "score"].map((word) => data.columns.spec.findIndex((text) => plain(text).trim().startsWith(`${word} `)) + 1);
+const opened = opening.find((line) => line > 0 && cudaOfSpec.has(line));
+if (opened) pin({ column: "spec", line: opened });
