@@ -114,6 +114,10 @@ class Member:
     value: str
     dtype: str
 
+    @property
+    def pointer(self) -> str:
+        return f"&{self.local}.map" if self.form == "map" else f"&{self.local}"
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -128,7 +132,7 @@ class Launch:
 
     @property
     def pointers(self) -> list[str]:
-        return textwrap.wrap(", ".join(f"&{m.local}" for m in self.members), 110)
+        return textwrap.wrap(", ".join(m.pointer for m in self.members), 110)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +199,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class OfFunction:
+    """A function; `form` names the template that runs its stages."""
+
     name: str
     stages: tuple[Stage, ...]
+
+    @property
+    def form(self) -> str:
+        return "stage" if len(self.stages) == 1 else "stages"
 
 
 @dataclass(frozen=True, slots=True)
