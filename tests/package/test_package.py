@@ -12,12 +12,13 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
+from typing import get_args
 
 import pytest
 from click.testing import CliRunner
 
 from attngen.cli import main
-from attngen.emit.program import MULTIPROCESSORS, GroupParts, HeadsInL2, PackedTiles, Splits
+from attngen.emit.program import MULTIPROCESSORS, Binding, GroupParts, HeadsInL2, PackedTiles, Splits
 from attngen.language import load_text
 from attngen.package.cpp_text import CppPrinter
 from attngen.package.functions import Request, packaged
@@ -37,6 +38,7 @@ from tests.harness import shipped
 from tests.package.libraries import WARNINGS, built, emulated, headers, library_of, written
 
 HERE = Path(__file__).parent
+TEMPLATES = ROOT / "templates" / "package"
 PAGE = ROOT / "docs" / "package.md"
 SHIPPED = sorted(path.stem for path in (ROOT / "specs").glob("*.attn"))
 COMPILERS = [c for c in ("g++", "clang++") if shutil.which(c)]
@@ -106,6 +108,13 @@ def test_the_same_specs_give_the_same_bytes() -> None:
 def test_what_cannot_be_packaged_is_refused(text: str, message: str) -> None:
     with pytest.raises(PlanRefusal, match=re.escape(message)):
         packaged(load_text(text)[0], Request((ARCHES["sm_80"],), only="forward"))
+
+
+def test_every_binding_has_a_template() -> None:
+    """But for those of storages that are refused."""
+    forms = {path.name.removeprefix("parameter_").removesuffix(".j2") for path in TEMPLATES.glob("parameter_*.j2")}
+    of_formulas = {"section", "splits", "parts", "size", "param"}
+    assert forms == {*get_args(Binding)} - of_formulas - {"packed_map", "paged_map"} | {"number", "narrow_step"}
 
 
 def test_the_command_refuses_with_words() -> None:
@@ -197,7 +206,7 @@ def test_every_operator_has_its_value_in_cpp(tmp_path: Path) -> None:
     ctypes = {int: "long long", float: "double", bool: "bool"}
     lines = [f"const {ctypes[type(v)]} {n} = {str(v).lower()};" for n, v in VALUES.items()] + [f"(void){n};" for n in VALUES]
     lines += [f'std::printf("%.17g\\n", double({printer.print(e).results[0]}));' for e in exprs]
-    template = (ROOT / "templates" / "package" / "functions.hpp.j2").read_text()
+    template = (TEMPLATES / "functions.hpp.j2").read_text()
     source, program = tmp_path / "a.cpp", tmp_path / "a"
     source.write_text(PROGRAM.format(functions=template, statements="\n".join(lines)))
     built([COMPILERS[0], *WARNINGS, source, "-o", program])

@@ -1,0 +1,129 @@
+"""Libraries of `attngen package` on this GPU: their size, what their test programs find, and the host's time for a call.
+
+    python benchmarks/library.py [--only gpt2,alibi] [--arch sm_90a] [--ptx] [--write docs/package.md]
+
+Each shipped spec (or those named) becomes a library of its own for `--arch`, by default the GPU's architecture. g++ builds it
+with its test program. The largest error is that of all results of all its calls, as a part of what is allowed. Times are means
+of bursts of 100 calls that the GPU's queue holds, with a counter of the caller: the least of 20 bursts, one library after the
+other. With `--arch sm_80 --ptx` a newer GPU runs the plans for sm_80, compiled from PTX by its driver. Needs g++ and cuda.h.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from markers import write_between
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 4.0  # us, the goal for a call of one kernel
+TIMED = {  # columns: the calls of a test program, by the words it prints
+    "forward": "rows and keys forward",
+    "decode": "few rows forward",
+    "forward that saves": "rows and keys forward_saving",
+    "backward": "rows and keys backward",
+}
+
+
+@dataclass
+class Found:
+    """What is known of one library. Times are microseconds, by the words of the call."""
+
+    spec: str
+    megabytes: float
+    checks: int
+    failed: int
+    error: float  # the largest, as a part of what is allowed
+    times: dict[str, float] = field(default_factory=dict)
+
+
+def cuda_include() -> Path:
+    """The directory of cuda.h: of a toolkit, or of the wheel of CUDA's runtime."""
+    roots = [os.environ.get("CUDA_HOME", "/nonexistent"), *sorted(Path("/usr/local").glob("cuda*"))]
+    roots += [Path(p) / "nvidia" / "cu13" for p in sys.path]
+    for root in map(Path, roots):
+        if (root / "include" / "cuda.h").is_file():
+            return root / "include"
+    raise SystemExit("cuda.h was not found; set CUDA_HOME, or pip install nvidia-cuda-runtime")
+
+
+def built(directory: Path, include: Path, options: list[str], spec: str) -> float:
+    """Packages and compiles a spec; returns the megabytes of its code."""
+    out = directory / spec
+    command = [sys.executable, "-m", "attngen", "package", spec, "-o", str(out), *options]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    sources = [out / "attngen.cpp", out / "attngen_test.cpp", *sorted((out / "code").iterdir())]
+    compile = ["g++", "-std=c++17", "-O2", f"-I{include}", *map(str, sources), "-ldl", "-lpthread", "-o", str(out / "test")]
+    subprocess.run(compile, check=True)
+    found = re.search(r"in all ([\d.]+) MB", printed)
+    assert found is not None, printed
+    return float(found[1])
+
+
+def read(spec: str, megabytes: float, printed: str) -> Found:
+    """What a test program printed."""
+    errors = [(float(e), float(most)) for e, most in re.findall(r"error +(\S+) of the largest, +(\S+) allowed", printed)]
+    totals = re.search(r"(\d+) checks, (\d+) failed", printed)
+    assert totals is not None, printed
+    times = re.findall(rf"{spec} (.*): ([\d.]+) us of the host a call", printed)
+    worst = max((error / most for error, most in errors), default=0.0)
+    return Found(spec, megabytes, int(totals[1]), int(totals[2]), worst, {words: float(us) for words, us in times})
+
+
+def table(found: list[Found]) -> str:
+    columns = ["attention", "code, MB", "checks", "failed", "largest error, of the allowed", *(f"{t}, us" for t in TIMED)]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for one in found:
+        times = " | ".join(f"{one.times[words]:.1f}" if words in one.times else "-" for words in TIMED.values())
+        lines.append(f"| {one.spec} | {one.megabytes:.2f} | {one.checks} | {one.failed} | {one.error:.2f} | {times} |")
+    of_one = [one.times[TIMED["forward"]] for one in found if TIMED["forward"] in one.times]
+    if of_one:
+        goal = f"Goal: at most {LIMIT:.0f} us of the host for a forward of one kernel."
+        lines.append(f"\n{goal} Measured: {min(of_one):.1f} to {max(of_one):.1f}.")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="specs, separated by commas")
+    parser.add_argument("--arch", help="the architecture")
+    parser.add_argument("--ptx", action="store_true", help="also as PTX")
+    parser.add_argument("--write", type=Path, help="a Markdown file whose table between the markers is replaced")
+    options = parser.parse_args()
+    shipped = sorted(path.stem for path in (ROOT / "specs").glob("*.attn"))
+    specs = options.only.split(",") if options.only else shipped
+    import torch
+
+    from attngen.device.cuda.device import arch_name
+
+    arch = options.arch or arch_name(*torch.cuda.get_device_capability())
+    flags = ["--arch", arch, *(["--ptx"] if options.ptx else [])]
+    with tempfile.TemporaryDirectory() as directory:
+        build = partial(built, Path(directory), cuda_include(), flags)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            sizes = list(pool.map(build, specs))
+        found = []
+        for spec, size in zip(specs, sizes, strict=True):
+            command = [Path(directory) / spec / "test", "--time", spec]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            found.append(read(spec, size, done.stdout))
+            print(found[-1], flush=True)
+    form = ", from PTX" if options.ptx else ""
+    text = f"{torch.cuda.get_device_name()}, {arch}{form}\n\n{table(found)}"
+    print(text)
+    if options.write:
+        write_between(options.write, "library", text, arch)
+    if any(one.failed for one in found):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
