@@ -291,6 +291,18 @@ def test_every_shipped_spec_compiles_without_warnings(compiler: str, tmp_path: P
     )
 
 
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
+@needs_compiler
+@pytest.mark.long
+def test_cmake_builds_every_target(tmp_path: Path) -> None:
+    directory = written(library_of(shipped("dilated"), only="forward"), tmp_path / "library")
+    assert INCLUDE is not None
+    built(["cmake", "-S", directory, "-B", tmp_path / "build", f"-DATTNGEN_CUDA_INCLUDE={INCLUDE}"])
+    built(["cmake", "--build", tmp_path / "build", "--target", "attngen", "attngen_test", "attngen_kernels"])
+    made = {path.name for path in (tmp_path / "build").iterdir()}
+    assert made >= {"libattngen.a", "attngen_test", "attngen_kernels.abi3.so"}
+
+
 STUB = """
 #pragma once
 #include <stddef.h>
