@@ -31,7 +31,7 @@ ASSETS = ("iframe-worker.js", "icon.svg", "site.css")
 # How a source is highlighted, by its suffix; a template of CUDA as C++.
 LANGUAGES = {".attn": "attn", ".py": "python", ".lark": "text", ".ipynb": ""}
 LANGUAGES |= {".cu": "cuda", ".cuh": "cuda", ".j2": "cpp", ".hpp": "cpp", ".cpp": "cpp"}
-LISTED = ("specs", "generated")
+LISTED = ("specs", "specs/models", "generated")
 AT_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}  # documents
 ORDER = {f"{spec}_{schedule}.cu": i for i, (spec, schedule, _) in enumerate(LADDER)}
 CODE_OR_LINK = re.compile(

@@ -17,12 +17,18 @@ def spec_directory() -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / "specs"
 
 
+def shipped_specs() -> dict[str, Path]:
+    """The shipped `.attn` files by their names: of variants, then of published models."""
+    directory = spec_directory()
+    return {found.stem: found for where in (directory, directory / "models") for found in sorted(where.glob("*.attn"))}
+
+
 def find_spec(name: str | PathLike[str]) -> Path:
     """The file called `name`, or else the shipped spec of that name. Raises OSError with a suggestion if there is neither."""
     path = Path(name)
     if isfile(path):
         return path
-    shipped = {found.stem: found for found in sorted(spec_directory().glob("*.attn"))}
+    shipped = shipped_specs()
     if path.name == str(name) and path.name in shipped:
         return shipped[path.name]
     if isdir(path):

@@ -65,16 +65,16 @@ def _sections() -> dict[str, list[dict[str, Any]]]:
     from attngen.language.catalogue import catalogue
     from attngen.plan import ARCHES
     from attngen.schedules import SCHEDULES
-    from attngen.shipped import spec_directory
+    from attngen.shipped import shipped_specs
     from attngen.spec.dtypes import DTYPES
 
-    files = sorted(spec_directory().glob("*.attn"))
+    texts = {name: path.read_text() for name, path in shipped_specs().items()}
     return {
         **{section: [asdict(entry) for entry in entries] for section, entries in catalogue().items()},
         "types": [{"name": t.name, "usage": t.name, "meaning": _of_type(t)} for t in DTYPES.values()],
         "schedules": [AUTO, *map(_of_keyword, SCHEDULES)],
         "architectures": [{"name": arch.name, "meaning": arch.what} for arch in ARCHES.values()],
-        "specs": [{"name": p.stem, "meaning": _comment(p.read_text()), "definition": p.read_text()} for p in files],
+        "specs": [{"name": name, "meaning": _comment(text), "definition": text} for name, text in texts.items()],
         "mistakes": _mistakes(),
     }
 
