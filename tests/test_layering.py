@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "sdpa": SPEC | {"language", "device", "api"},
     "torch": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "api", "sdpa"},
     "transformers": {"spec", "plan", "device", "torch", "optional"},
+    "diffusers": {"device", "torch", "optional"},
     "vllm": {"spec", "plan", "schedules", "torch", "optional"},
     "bench": SPEC | {"torch", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "inspect": SPEC | LOW | {"drawings", "language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
@@ -101,7 +102,7 @@ def test_imports_go_down(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_heavy_imports_are_late(path: Path) -> None:
     relative = str(path.relative_to(PACKAGE))
-    if room(path) in ("torch", "transformers", "vllm", "bench"):  # modules that are imported for torch alone
+    if room(path) in ("torch", "transformers", "diffusers", "vllm", "bench"):  # modules that are imported for torch alone
         return
     allowed = {"numpy"} if room(path) in NUMPY_ROOMS or relative in NUMPY_MODULES else set()
     for node in ast.parse(path.read_text()).body:  # the module's own level only

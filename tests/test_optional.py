@@ -38,6 +38,7 @@ def said(missing: tuple[str, ...], statement: str) -> str:
         (("torch",), "import attngen.torch", f"attngen.torch requires torch: {TORCH}"),
         (("torch",), "from attngen.torch import attention", f"attngen.torch requires torch: {TORCH}"),
         (("torch",), "import attngen.transformers", TRANSFORMERS.format("torch")),
+        (("diffusers",), "import attngen.diffusers", "attngen.diffusers requires diffusers: pip install 'attngen[diffusers]'"),
         (("torch", "vllm"), "import attngen.vllm.backend", f"attngen.vllm requires torch: {TORCH}"),
         (("vllm",), "import attngen.vllm; attngen.vllm.register()", "attngen.vllm requires vllm: pip install vllm"),
     ],

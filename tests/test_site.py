@@ -57,7 +57,16 @@ def test_every_document_spec_and_generated_file_has_a_page(site: Path) -> None:
     documents = [p.relative_to(ROOT / "docs").with_suffix("") for p in (ROOT / "docs").rglob("*.md")]
     documents = [p.with_name("index") if p.name == "README" else p for p in documents]
     sources = [p.relative_to(ROOT) for p in (*ROOT.glob("specs/**/*.attn"), *ROOT.glob("generated/*.cu"))]
-    for page in [*documents, *sources, "index", "reference", "first_kernel.ipynb", "specs/index", "specs/models/index", "generated/index"]:
+    for page in [
+        *documents,
+        *sources,
+        "index",
+        "reference",
+        "first_kernel.ipynb",
+        "specs/index",
+        "specs/models/index",
+        "generated/index",
+    ]:
         assert (site / f"{page}.html").exists(), page
     for source in sources:
         text = re.sub(r"<[^>]+>", "", (site / f"{source}.html").read_text())
