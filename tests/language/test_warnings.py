@@ -164,6 +164,22 @@ def test_a_condition_of_a_general_function_is_not_warned_about() -> None:
         attngen.define(mask=lambda b, h, q, k: (q >= k) & (ids[k] == ids[k]))
 
 
+def test_nothing_that_people_write_for_flexattention_is_warned_about() -> None:
+    pytest.importorskip("torch")
+    from tests.torch.mods import mods
+
+    found = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", attngen.SpecWarning)
+        for mod in mods():
+            try:
+                attngen.traced(mask=mod.mask, score=mod.score)
+                found += 1
+            except (DiagnosticError, attngen.TraceError):  # what flex_attention takes, and a traced function does not
+                continue
+    assert found > 20
+
+
 def test_a_spec_allows_what_it_means() -> None:
     text = f"attention a {{ {HEAD} mask q > k and k >= 0 def near = q < 3 allow W211, W208, W205 }}"
     assert codes(text) == []

@@ -3,7 +3,8 @@
     python -m tests.torch.attention_gym PATH [--kernels]
 
 PATH is a checkout of attention-gym: nothing is fetched. Without a GPU, attention is computed by torch's operations from the
-spec that a kernel would compute; with --kernels by the emulated device, which takes minutes.
+spec that a kernel would compute, and a warning about a mask or score counts as a wrong result; with --kernels by the emulated
+device, which takes minutes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import torch
 from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention import flex_attention as theirs
 
+from attngen.language import load_source
+from attngen.source import SourceFile
+from attngen.spec.suspicions import suspicions
 from attngen.torch import create_block_mask, flex_attention, flex_operator
 from attngen.torch.math import by_torch
 
@@ -134,8 +138,14 @@ def main() -> int:
     sys.path.insert(0, given.path)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     warnings.simplefilter("ignore")
+    warned: set[str] = set()
+
+    def computed(tensors: Any, key: Any, describe: Any, arguments: Any, *others: Any) -> Any:
+        for one in load_source(SourceFile("<spec>", arguments[3])):
+            warned.update(found.message for found in suspicions(one.spec, functions=("mask", "score")))
+        return by_torch(*arguments)
+
     if device == "cpu" and not given.kernels:
-        computed = lambda tensors, key, describe, arguments, *_: by_torch(*arguments)  # noqa: E731
         flex_operator._front.call = computed  # type: ignore[method-assign]
     failed, every = 0, list(cases(device))
     for case in every:
@@ -144,6 +154,8 @@ def main() -> int:
             said = f"{error:.1e}" if error < 2e-5 else f"WRONG by {error:.1e}"
         except Exception as problem:  # a refusal is listed like a wrong result
             said = f"{type(problem).__name__}: {problem}"
+        said = f"WARNED: {', '.join(sorted(warned))}" if warned else said
+        warned.clear()
         failed += not said[0].isdigit()
         print(f"{case[0]:32} {said}", flush=True)
     print(f"{len(every) - failed} of {len(every)} agree")
