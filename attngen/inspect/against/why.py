@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FIT = 1e-3  # relative residual of a line through logarithms of weights
 SMALLEST = 1e-6  # a weight that takes part, relative to the largest of its row
-FEW_KEYS = 4  # of a row whose weights show no rule
+FEW_KEYS = 4  # keys of a row whose weights show no rule
 FEW = 3  # keys that a reason names
 
 
