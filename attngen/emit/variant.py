@@ -144,7 +144,7 @@ class StagedElement:
     indices: frozenset[str]  # b_idx and h_idx, if `read` has them
     what: str  # as the language writes it
     in_score: bool
-    function: Function | None = None  # of a term of rows: `read` calls it
+    function: Function | None = None  # what `read` calls, of a term of rows
 
     @property
     def function_name(self) -> str:

@@ -61,7 +61,7 @@ class Staged:
     keys: tuple[Element, ...] = ()
     rows: tuple[Element, ...] = ()
     pairs: tuple[Element, ...] = ()
-    terms: tuple[Element, ...] = ()  # of rows; the score reads them
+    terms: tuple[Element, ...] = ()  # parts of the score that a row's pairs share
 
     @property
     def elements(self) -> tuple[Element, ...]:

@@ -49,7 +49,7 @@ OF_DENSE = (
     "q_descale", "qv", "gather_kv_indices", "score_mod_bwd", "aux_tensors", "aux_scalars", "block_sparse_tensors",
     "block_sparse_tensors_bwd",
 )  # fmt: skip
-CURES = {  # of what is given beside a `score_mod`
+CURES = {  # what to do instead of giving it beside a `score_mod`
     "alibi_slopes": "say it in `score_mod`",
     "deterministic": "call torch.use_deterministic_algorithms(True)",
 }

@@ -19,7 +19,7 @@ from tests import tiers
 from tests.harness import call, compiled, emitted, run
 
 SCHEDULES = (("fused", "sm_80"), ("hopper", "sm_90a"))
-FACTORS = (1.3, -0.7, 0.0, 2.0**-70, -(2.0**-70), 1e30, -1e30, 2.0**60)  # of eight heads
+FACTORS = (1.3, -0.7, 0.0, 2.0**-70, -(2.0**-70), 1e30, -1e30, 2.0**60)  # one for each head
 SHAPE = Shape(2, len(FACTORS), 2, 70, 150)
 READ: dict[str, Any] = {"inputs": {"ks": ("fp32", ("batch", "heads"))}}
 SINKS, DOCUMENTS = ("fp32", ("heads",)), ("int32", ("batch", "kv_len"))
