@@ -380,7 +380,7 @@ def quantized(r: random.Random, one: Case) -> str:
     scales = (f"{by_head}[h]", f"{by_key}[b, k]", f"{by_head}[h] * {by_key}[b, k]", "0.5", "float(k % 3 + 1)")
     lines = []
     for tensor in r.choice(("k", "kv", "v")) if one.schedule in (*CONVERTING, *QUANTIZED) else "k":
-        of_keys = tensor == "k" or one.schedule in (*CONVERTING, "fused", "hopper")  # else refused
+        of_keys = tensor == "k" or one.schedule in (*CONVERTING, "fused", "hopper", "decode")  # else refused
         usable = scales if of_keys else (f"{by_head}[h]", "0.5")
         lines.append(f"scaled {tensor} by {r.choice(usable)}")
     text = "\n".join(lines)

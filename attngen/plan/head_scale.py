@@ -44,7 +44,8 @@ def _apart(score: Expr) -> tuple[list[tuple[str, Expr]], Expr]:
     found = []
     while (product := _product_of(score)) is not None:
         found.append((product.op, _other(product)))
-        score = rewrite(score, {product: S}.get)
+        without: dict[Expr, Expr] = {product: S}
+        score = rewrite(score, without.get)
     return found, score
 
 

@@ -215,8 +215,10 @@ class Schedule:
             decisions.append(Decision("K and V", what, WHY_CONVERTED))
         if scaled := made_of.scale is not facts.spec.scale:
             decisions.append(Decision(f"score's factor {shown(head_factor(facts.spec))}", "in the scale", WHY_HEAD_SCALE))
-        own = {"converted": ("K", "V") if converted else (), "head_scale": scaled}
-        return replace(plan, facts=facts, decisions=tuple(decisions), **own) if converted or scaled else plan
+        if not (converted or scaled):
+            return plan
+        names = ("K", "V") if converted else ()
+        return replace(plan, facts=facts, decisions=tuple(decisions), converted=names, head_scale=scaled)
 
     def __repr__(self) -> str:
         return f"<Schedule {self.name}>"

@@ -110,8 +110,8 @@ def flash_attn_func(
     check_hints(num_splits, pack_gqa, sm_margin)
     sink = one_of(sinks=sinks, learnable_sink=learnable_sink)
     if score_mod is not None or mask_mod is not None:
-        named = {"alibi_slopes": alibi_slopes, "k_descale": k_descale, "v_descale": v_descale}
-        given = [name for name, value in named.items() if value is not None]
+        beside = {"alibi_slopes": alibi_slopes, "k_descale": k_descale, "v_descale": v_descale}
+        given = [name for name, value in beside.items() if value is not None]
         if given or deterministic:
             name = given[0] if given else "deterministic"
             cure = CURES.get(name, "convert `k` and `v` to 16 bits, times their scales")
@@ -121,7 +121,7 @@ def flash_attn_func(
         found = modified(q, k, v, score_mod, mask_mod, allowed, *how)
     else:
         descales = descales_of(q, k, k_descale=k_descale, v_descale=v_descale)
-        named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk, "descales": descales}
+        named: dict[str, Any] = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk, "descales": descales}
         found = attend(q, k, v, DENSE, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                        return_attn_probs or return_lse, **named)  # fmt: skip
     return returned(q, *found, return_attn_probs, return_lse)

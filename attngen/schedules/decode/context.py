@@ -89,11 +89,12 @@ class Decode(ByMma):
     def context(self) -> dict[str, Any]:
         v = self.variant
         of_heads = [f for f in (v.kv_range, v.classify) if f is not None and "h_idx" in f.arguments]
-        of_pairs = {a for f in (*v.of_scores, *v.of_row_terms, v.mask) if f is not None for a in f.arguments}
+        of_pairs = {a for f in (*v.of_scores, *v.of_row_terms, v.mask, v.scale_of_keys) if f is not None for a in f.arguments}
         return super().context() | {
             "values_by": "values_in_keys" if self.own.v_in_k else "values_beside_keys",
             "key_tensors": self.key_tensors,
             "head_ranges": bool(of_heads),
+            "weights_are": "in_units" if self.own.in_units else "as_they_are",
             "reads_ahead": self.by_tma and self.spec.kernel.is_paged and v.classify is None,
             "row_indices": [i for i, read in ROW_INDICES.items() if read & of_pairs],
         }

@@ -12,6 +12,7 @@ from attngen.plan.decisions import rough_decisions, row_term_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.own import Copies
 from attngen.plan.plan import LARGEST_HEAD, Decision, Plan, Schedule, refusal
+from attngen.plan.prepared import scales_keys
 from attngen.plan.problem import Problem
 from attngen.plan.register_table import Family
 from attngen.plan.shared_memory import ALIGN, aligned
@@ -25,8 +26,7 @@ from attngen.schedules.parts.mma import MMA_ROWS, operands
 from attngen.schedules.parts.tile_of_block import width
 from attngen.schedules.parts.wgmma import SLAB
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import FP8_DTYPES
-from attngen.spec.expr import names_in
+from attngen.spec.dtypes import FP8_DTYPES, FP16
 
 MOST_ROWS = 16  # rows per sequence up to which `auto` takes this schedule
 LEAST_KEYS = 256
@@ -35,6 +35,7 @@ BLOCKS = 1  # per SM, as the number of splits counts them: an SM has room for on
 AHEAD: dict[Copies, int] = {"tma": 48 << 10, "cp_async": 80 << 10}
 Q_REGISTERS = 32  # per thread: with more, fragments of Q are read from shared memory for each tile
 WIDE = 128  # a head size of V
+WHY_UNITS = "weights times scales of V that differ from key to key may exceed the range of fp16, or fall below it"
 WHY_EARLY = "blocks start before the previous kernel ends and wait for its end, which saves the time between kernels"
 # (keys of a warp's tile, stages, warps)
 SHAPES: dict[Copies, tuple[tuple[int, int, int], ...]] = {
@@ -50,6 +51,7 @@ SHAPES_OF_BLOCK = ((64, 2), (32, 4), (32, 3), (32, 2), (16, 4), (16, 3), (16, 2)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan(mma.MmaPlan):
     v_in_k: bool = choice("V", {True: ("in the tiles of K", shares.WHY_IN_KEYS)})
+    in_units: bool = choice("P", {True: ("in units of its row", WHY_UNITS)})  # of weights times scales of V
     splits: Splits  # how many blocks the keys of a tile of rows are split over
     early: bool = choice("launch", {True: ("programmatic dependent launch", WHY_EARLY)})  # a kernel starts while another runs
 
@@ -78,8 +80,8 @@ def types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
             yield "head_dim", f"its heads of 8 bits have at most {LARGEST_HEAD} elements"
         elif spec.normalize == "none":
             yield "normalize", "its weights are numbers of fp16 beside K and V of 8 bits, and scores may be larger"
-    if spec.v_scale is not None and "k" in names_in(spec.v_scale):
-        yield "scaled v", "its scale of V is one for all keys"
+    if scales_keys(spec) and shares.warps_have(spec) == "columns":
+        yield "scaled v", f"its heads of more than {LARGEST_HEAD} elements have one scale of V for all keys"
 
 
 def why_not_tma(spec: AttentionSpec) -> str:
@@ -213,6 +215,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         warps_have=shares.warps_have(spec),
         v_in_k=shares.values_in_keys(spec, copies, tile),
         v_width=width(spec, tile),
+        in_units=scales_keys(spec) and (spec.dtype is FP16 or mma.is_quantized(spec)),
         splits=splits_of(spec, tile),
         copies=copies,
         q_in_registers=holds,
