@@ -42,6 +42,8 @@ SHAPES: dict[Copies, tuple[tuple[int, int, int], ...]] = {
     "tma": ((64, 2, 2), (32, 2, 2), (32, 2, 4), (16, 2, 2), (16, 2, 4)),
     "cp_async": ((32, 3, 4), (16, 3, 4), (16, 2, 4), (16, 2, 2), (16, 2, 1)),
 }
+# Of 8 bits, before these: conversion to fp16 takes instructions, and of more warps one has them while others wait
+SHAPES_OF_BYTES = ((32, 3, 8), (32, 2, 8), (16, 3, 8), (16, 2, 8))
 SMALLEST = Tile(MMA_ROWS, 16, 2, 1)
 POSSIBLE = tuple(Tile(MMA_ROWS, kv, stages, warps) for kv in (64, 32, 16) for stages in (4, 3, 2) for warps in (8, 4, 2, 1))
 # Where warps have columns of O, (keys of the block's tile, stages), the fastest first
@@ -126,7 +128,8 @@ def preferred_tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     if shares.warps_have(facts.spec) == "columns":
         return shapes_of_block(facts, arch)
     copies, possible = copies_of(facts.spec, arch), possible_tiles(facts, arch)
-    usual = [t for shape in SHAPES[copies] if (t := Tile(MMA_ROWS, *shape)) in possible]
+    shapes = (*(SHAPES_OF_BYTES if mma.is_quantized(facts.spec) else ()), *SHAPES[copies])
+    usual = [t for shape in shapes if (t := Tile(MMA_ROWS, *shape)) in possible]
     narrow = [t for t in usual if t.block_kv == MMA_ROWS or not operands(facts.spec).split]
     more = {t: under_way(facts, arch, t) - AHEAD[copies] for t in narrow}
     return (*sorted(narrow, key=lambda t: (more[t] > 0, abs(more[t]))), SMALLEST)
