@@ -31,13 +31,17 @@ SCALED: dict[str, Any] = {
     "k_scale": "k_scales[h // 4]", "v_scale": "v_scales[h // 4]",
     "inputs": {"k_scales": ("fp32", ("heads_kv",)), "v_scales": ("fp32", ("heads_kv",))},
 }  # fmt: skip
+OF_KEYS = {"keys": ("fp32", ("batch", "heads_kv", "kv_len"))}
+OF_SCALES = {*SCALED["inputs"], *OF_KEYS}
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no scales": ({"k_scale": None, "v_scale": None, "inputs": {}}, {}),
     "e5m2": ({"element": "fp8_e5m2"}, {}),
     "fp16 queries": ({}, {"dtype": "fp16"}),
     "soft-cap 20": ({"score": "softcap(20)"}, {}),
     "ALiBi": ({"score": "alibi(slopes)", "inputs": {**SCALED["inputs"], "slopes": ("fp32", ("heads",))}}, {}),
+    "slopes by formula": ({"score": "s + pow(2.0, -0.25 * (h + 1)) * (k - q)"}, {}),
     "sink": ({"sink": "1.5"}, {}),
+    "scales of keys": ({"v_scale": "keys[b, h // 4, k]", "inputs": {"k_scales": SCALED["inputs"]["k_scales"], **OF_KEYS}}, {}),
     "4 rows": ({"mask": "causal_bottom_right"}, {"rows": 4}),
     "D64": ({}, {"head_dim": 64}),
     "D256": ({}, {"head_dim": 256}),
@@ -54,23 +58,20 @@ def rows(rounds: int) -> Iterator[Row]:
 
 def beside(title: str, cell: Cache, keywords: Mapping[str, Any], rounds: int) -> Row:
     """Microseconds of 16 bits, of 8, and of 8 in pages where the variant has no scales; TB/s of 8; both errors."""
-    given = {**SCALED, "name": "cache", "head_dim": cell.head_dim, **keywords}
-    element = given.pop("element", "fp8_e4m3")
-    types = {"q": cell.dtype, "k": element, "v": element}
+    wide, quantized = specs(cell, keywords)
+    element = quantized.dtypes["k"].name
     tensors = cell.tensors()
     narrow = [(q, *(t.to(NARROW[element]) for t in kv)) for q, *kv in tensors]
-    own = {n: e for n, e in given["inputs"].items() if n not in SCALED["inputs"]}  # inputs of the variant itself
-    unscaled = {n: e for n, e in given.items() if n not in SCALED}
-    wide, quantized = attngen.define(**unscaled, inputs=own, dtype=cell.dtype), attngen.define(**given, dtype=types)
-    sizes = {"heads": cell.heads, "heads_kv": cell.kv_heads}
-    inputs = {n: torch.rand(sizes[axis], device="cuda") + 0.5 for n, (_, (axis,)) in given["inputs"].items()}
-    of_wide = {n: inputs[n] for n in own}
+    sizes = {"q_heads": cell.heads, "heads_kv": cell.kv_heads, "batch": cell.batch, "kv_len": cell.keys}
+    inputs = {i.name: torch.rand([sizes[str(d)] for d in i.dims], device="cuda") + 0.5 for i in quantized.inputs}
+    of_wide = {i.name: inputs[i.name] for i in wide.inputs}
     sides = {WIDE: attngen_calls(wide, tensors, of_wide), QUANTIZED: attngen_calls(quantized, narrow, inputs)}
     errors = {
         WIDE: error(wide, sides[WIDE][0](), tensors[0], of_wide),
         QUANTIZED: error(quantized, sides[QUANTIZED][0](), narrow[0], inputs),
     }
     if not inputs:
+        types = {tensor: dtype.name for tensor, dtype in quantized.dtypes.items() if tensor != "o"}
         sides[PAGES] = paged_calls(cell, narrow, *PAGED, dtype=types)
     us = {name: 1e3 * t for name, t in in_graphs(sides, rounds).medians().items()}
     del tensors, narrow, sides
@@ -78,9 +79,20 @@ def beside(title: str, cell: Cache, keywords: Mapping[str, Any], rounds: int) ->
     return {"case": title, "us": us, "tb_s": cell.bytes_of(cell.keys) / 2 / (us[QUANTIZED] * 1e6), "errors": errors}
 
 
+def specs(cell: Cache, keywords: Mapping[str, Any]) -> tuple[AttentionSpec, AttentionSpec]:
+    """A variant with K and V of 16 bits, without scales, and of 8."""
+    given = {**SCALED, "name": "cache", "head_dim": cell.head_dim, **keywords}
+    element = given.pop("element", "fp8_e4m3")
+    own = {n: e for n, e in given["inputs"].items() if n not in OF_SCALES}  # inputs of the variant itself
+    unscaled = {n: e for n, e in given.items() if n not in SCALED}
+    types = {"q": cell.dtype, "k": element, "v": element}
+    return attngen.define(**unscaled, inputs=own, dtype=cell.dtype), attngen.define(**given, dtype=types)
+
+
 def error(spec: AttentionSpec, found: torch.Tensor, tensors: Tensors, inputs: Mapping[str, torch.Tensor]) -> float:
     """The largest against float64 in the first sequence, relative to the largest element of O."""
-    exact, _ = torch_attention(spec, *(t[:1] for t in tensors), inputs=inputs)
+    first = {i.name: inputs[i.name][:1] if "batch" in i.dims else inputs[i.name] for i in spec.inputs}
+    exact, _ = torch_attention(spec, *(t[:1] for t in tensors), inputs=first)
     return float((found[:1].double() - exact).abs().max() / exact.abs().max())
 
 
