@@ -95,6 +95,7 @@ class HopperPlan(Own):
     consumer_registers: int
     shift: float | None  # subtracted from the exponents (of 2) of all scores instead of a row maximum; None: there is one
     pair_slots: int  # tiles of an element of pairs that each consumer has in shared memory; 0: each pair reads its own
+    rescales_last: bool = False  # O is rescaled after P is rounded: no branch stands between exponentials and conversions
     q_in_registers: bool = choice("Q", _q)
     # a work tile's tiles are visited from the first to the last, else from the last to the first
     from_first_tile: bool = choice("order of tiles", _order)
