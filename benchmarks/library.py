@@ -11,10 +11,12 @@ other. With `--arch sm_80 --ptx` a newer GPU runs the plans for sm_80, compiled 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -91,6 +93,31 @@ def table(found: list[Found]) -> str:
     return "\n".join(lines)
 
 
+def from_python(directory: Path, include: Path) -> str:
+    """GPT-2's attention by the library's functions of torch tensors, beside torch's in float64: the largest errors."""
+    import torch
+
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").is_file():
+        return "Python's headers are missing: the module for Python was not built"
+    library = directory / "gpt2"
+    sources = [library / "attngen_kernels.cpp", library / "attngen.cpp", *sorted((library / "code").iterdir())]
+    flags = ["-std=c++17", "-O2", "-shared", "-fPIC", f"-I{include}", f"-I{headers}", "-ldl"]
+    target = library / "hub" / "attngen_kernels.abi3.so"
+    subprocess.run(["g++", *map(str, sources), *flags, "-o", str(target)], check=True)
+    spec = importlib.util.spec_from_file_location("library_of_gpt2", library / "hub" / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    errors = []
+    for q_len, kv_len in ((512, 512), (1, 512)):
+        q, k, v = (torch.randn(2, 12, n, 64, device="cuda", dtype=torch.float16) for n in (q_len, kv_len, kv_len))
+        expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
+        errors.append((module.gpt2(q, k, v).double() - expected).abs().max().item())
+    return f"from Python, torch tensors: largest errors beside torch in float64 {errors[0]:.1e}, of one row {errors[1]:.1e}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="specs, separated by commas")
@@ -116,6 +143,8 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             found.append(read(spec, size, done.stdout))
             print(found[-1], flush=True)
+        if "gpt2" in specs:
+            print(from_python(Path(directory), cuda_include()))
     form = ", from PTX" if options.ptx else ""
     text = f"{torch.cuda.get_device_name()}, {arch}{form}\n\n{table(found)}"
     print(text)

@@ -19,6 +19,7 @@ from attngen.emit.emitter import environment
 from attngen.emit.program import KernelEntry, Program
 from attngen.package.context import OfSpec, SpecContext, capability_of
 from attngen.package.functions import Packaged
+from attngen.package.hub import CUDA, TORCH, hub_functions, metadata
 from attngen.package.python_module import DLPACK, python_spec
 from attngen.package.statuses import STATUSES
 from attngen.package.test_program import PHILOX, TestSpec, is_tested, limits
@@ -134,7 +135,14 @@ def files(made: Library) -> dict[str, bytes]:
     texts[f"{made.name}_test.cpp"] = _rendered("test.cpp", made, test_context(made))
     python = {"specs": [python_spec(one) for one in made.specs], "dlpack": DLPACK}
     texts[f"{made.name}_kernels.cpp"] = _rendered("python.cpp", made, python)
-    texts["CMakeLists.txt"] = _rendered("CMakeLists.txt", made)
+
+    def of_target(target: str) -> set[str]:
+        return {image.program.arch for image in made.images if image.target == target}
+
+    hub = {"functions": list(hub_functions(made.specs)), "variant": f"{TORCH}-{CUDA}"}
+    texts["CMakeLists.txt"] = _rendered("CMakeLists.txt", made, hub)
+    texts["hub/__init__.py"] = _rendered("hub_init.py", made, hub)
+    texts["hub/metadata.json"] = metadata(made.name, of_target("cubin"), of_target("ptx"))
     for image in made.images:
         what = f"The {image.target} of {image.program.name} for {image.program.arch}"
         context = {"lib": made.name, "id": image.id, "count": image.count, "words": image.words, "what": what}

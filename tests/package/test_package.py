@@ -303,6 +303,39 @@ def test_cmake_builds_every_target(tmp_path: Path) -> None:
     assert made >= {"libattngen.a", "attngen_test", "attngen_kernels.abi3.so"}
 
 
+LOADED = """
+import sys
+from pathlib import Path
+from unittest import mock
+import torch
+from kernels import get_local_kernel
+from kernels.backends import CUDA, Version
+
+with mock.patch("kernels.backends._backend", return_value=CUDA(version=Version("13.0"))):
+    found = get_local_kernel(Path(sys.argv[1]))
+q = torch.zeros(1, 2, 3, 64, dtype=torch.float16)
+try:
+    found.dilated(q, q, q, step=2)
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
+@needs_compiler
+@pytest.mark.long
+def test_kernels_of_hugging_face_loads_the_repository(tmp_path: Path) -> None:
+    """`kernels` of this environment, or of another one that PYTHONPATH names."""
+    pytest.importorskip("torch")
+    pytest.importorskip("kernels")
+    directory = written(library_of(shipped("dilated"), only="forward"), tmp_path / "library")
+    built(["cmake", "-S", directory, "-B", tmp_path / "build", f"-DATTNGEN_CUDA_INCLUDE={INCLUDE}"])
+    built(["cmake", "--build", tmp_path / "build", "--target", "attngen_hub"])
+    command = [sys.executable, "-c", LOADED, str(tmp_path / "build" / "hub")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "`q` is not in the memory of a GPU\n", done.stderr
+
+
 STUB = """
 #pragma once
 #include <stddef.h>
