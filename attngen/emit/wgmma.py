@@ -15,13 +15,15 @@ class Wgmma:
     name: str
     columns: int  # N: a multiple of 8, at most 256
     dtype: str  # "fp16" or "bf16", or with both operands K-major "fp8_e4m3" or "fp8_e5m2"
-    a_in_registers: bool = False  # else K-major in shared memory
+    a_in_registers: bool = False  # else in shared memory
     b_transposed: bool = False  # B is MN-major in shared memory, else K-major
+    a_transposed: bool = False  # A is MN-major in shared memory, else K-major
 
     def __post_init__(self) -> None:
         assert self.columns % 8 == 0, self
         assert 8 <= self.columns <= 256, self
-        assert self.depth == 16 or not self.b_transposed, self
+        assert self.depth == 16 or not (self.a_transposed or self.b_transposed), self
+        assert not (self.a_in_registers and self.a_transposed), self
 
     @property
     def ptx_type(self) -> str:
@@ -67,7 +69,9 @@ class Wgmma:
         """A, B, whether to accumulate, both signs, and of 16 bits, whether each operand in shared memory is MN-major."""
         a = [f"%{self.accumulators + i}" for i in range(self._a_operands)]
         a_text = f"{{ {', '.join(a)}}}" if self.a_in_registers else a[0]
-        majors = ([] if self.a_in_registers else [0]) + [int(self.b_transposed)] if self.depth == 16 else []
+        majors = (
+            ([] if self.a_in_registers else [int(self.a_transposed)]) + [int(self.b_transposed)] if self.depth == 16 else []
+        )
         return ", ".join([a_text, f"%{self.accumulators + self._a_operands}", "p", "1", "1", *map(str, majors)])
 
     @property

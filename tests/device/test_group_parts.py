@@ -87,6 +87,7 @@ CASES = {
     "additions": (defined(64), Shape(2, 6, 2, 140, 200), False),
     "in order": (defined(16, "k + 70 <= q"), Shape(1, 5, 1, 140, 200), True),
     "split": (defined(136, "causal and h % 2 == 0"), Shape(1, 3, 1, 70, 100), True),
+    "halves": (defined(136, "causal and h % 2 == 0", head_dim_v=128), Shape(2, 3, 1, 70, 200), False),
     "dropout": (defined(16, dropout=0.25, head_dim_v=24), Shape(1, 4, 1, 140, 140), False),
 }
 
@@ -111,10 +112,13 @@ def test_the_order_of_threads_changes_no_bit_of_the_sum_of_parts() -> None:
 LENGTHS = ((3, 5), (0, 40), (150, 140), (130, 0))
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_packed_sequences(deterministic: bool) -> None:
+PACKED = [(16, None, False), (16, None, True), (136, 128, False)]
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v", "deterministic"), tiers.cases(PACKED, quick=PACKED[:2], one_of=1))
+def test_packed_sequences(head_dim: int, head_dim_v: int | None, deterministic: bool) -> None:
     """Blocks of keys that a sequence does not have, keys without rows, rows without keys."""
-    spec = defined(16)
+    spec = defined(head_dim, head_dim_v=head_dim_v)
     kernel = on(32, spec, storage="packed")
     saved = kernel.gradients(QKV, deterministic).plan.saved
     whole = sample(spec, Shape(len(LENGTHS), 4, 2, 150, 140))

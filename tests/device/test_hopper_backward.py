@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sigmoid": {"mask": "causal", "normalize": "sigmoid"},
     "none": {"mask": "causal", "normalize": "none", "score": "s * s"},
 }
+HALVES = {136: 128, 192: 128}  # head sizes of which consumers have half of the pairs each, with those of V
 SHAPES = (Shape(2, 2, 2, 1, 1), Shape(1, 4, 2, 140, 200), Shape(1, 2, 1, 300, 70))
 
 
@@ -73,6 +74,16 @@ def test_dq_added_up_in_global_memory(name: str, head_dim: int) -> None:
         assert not wrong_gradients(kernel, shape, seed=seed, deterministic=False), shape
 
 
+@pytest.mark.parametrize(
+    "name", tiers.cases([name for name in VARIANTS if name not in ("sigmoid", "none")], quick=["some heads"], one_of=2)
+)
+def test_dq_added_up_by_consumers_of_half_of_the_pairs(name: str) -> None:
+    for seed, shape in enumerate(SHAPES):
+        kernel = compiled(defined(name, 136, head_dim_v=HALVES[136]), "hopper", seed=seed % 2 * 7)
+        assert kernel.gradients(deterministic=False).plan.own.by_halves
+        assert not wrong_gradients(kernel, shape, seed=seed, deterministic=False), shape
+
+
 ADDED_HEAD_DIMS = [(8, 8), (24, 64), (40, 24), (80, 80), (96, 128)]
 
 
@@ -86,9 +97,10 @@ def test_head_sizes_of_additions(head_dim: int, head_dim_v: int, dropout: float)
 
 
 @pytest.mark.long
-def test_keys_past_the_end_add_nothing_to_dq_of_rows_of_low_scores() -> None:
+@pytest.mark.parametrize("head_dim", [64, 192])
+def test_keys_past_the_end_add_nothing_to_dq_of_rows_of_low_scores(head_dim: int) -> None:
     """Every score of the rows is far below 0, the score of the zeros past the end: the weight of such a key overflows."""
-    spec = defined("full")
+    spec = defined("full", head_dim, head_dim_v=HALVES.get(head_dim))
     problem = sample(spec, Shape(1, 1, 1, 70, 70))
     q, k = np.abs(from_storage(problem.q)) + 8.0, -np.abs(from_storage(problem.k)) - 2.0
     problem = replace(problem, q=round_to_storage(q, spec.dtype), k=round_to_storage(k, spec.dtype))
@@ -106,6 +118,7 @@ BEHIND_THE_MASK: list[tuple[int, str, str | None, str, bool]] = [
     (64, "bf16", None, "none", True),
     (64, "fp16", None, "sigmoid", True),
     (256, "bf16", None, "none", True),
+    (192, "bf16", None, "softmax", False),
 ]
 
 
@@ -117,7 +130,8 @@ def test_what_the_mask_excludes_leaves_no_trace(
 ) -> None:
     """NaN and infinity in K, Q and dO at excluded pairs, also of rows and keys that have others. These have it."""
     mask, lse = "causal and k < 120 and q < 190", normalize == "softmax"
-    spec = attngen.define(dtype=dtype, head_dim=head_dim, mask=mask, score=score, normalize=normalize, lse=lse)
+    sizes = {"head_dim": head_dim, "head_dim_v": HALVES.get(head_dim)}
+    spec = attngen.define(dtype=dtype, **sizes, mask=mask, score=score, normalize=normalize, lse=lse)
     kernel = compiled(spec, "hopper")
 
     def found(**changes: Any) -> dict[str, Any]:
@@ -201,11 +215,13 @@ def test_other_gradients_of_a_bias_have_a_program_of_their_own() -> None:
 
 
 def test_short_rows_are_faster_in_order() -> None:
-    short = {64: ((None, 64), ("causal", 128)), 128: ((None, 256), ("causal", 512))}
-    long = {64: ((None, 128), ("causal", 256)), 128: ((None, 512), ("causal", 1024))}
+    of_two_slabs = (((None, 256), ("causal", 512)), ((None, 512), ("causal", 1024)))
+    short = {64: ((None, 64), ("causal", 128)), 128: of_two_slabs[0], 192: of_two_slabs[0]}
+    long = {64: ((None, 128), ("causal", 256)), 128: of_two_slabs[1], 192: of_two_slabs[1]}
     cases = [(d, mask, n, says) for says, found in ((True, short), (False, long)) for d in found for mask, n in found[d]]
     for head_dim, mask, length, expected in cases:
-        kernel = compiled(attngen.define(dtype="bf16", head_dim=head_dim, mask=mask), "hopper")
+        spec = attngen.define(dtype="bf16", head_dim=head_dim, head_dim_v=HALVES.get(head_dim), mask=mask)
+        kernel = compiled(spec, "hopper")
         assert kernel.gradients(None, False).is_faster_in_order(length, length) is expected, (head_dim, mask, length)
         assert not kernel.gradients(None, True).is_faster_in_order(length, length)  # it is in order
     sigmoid = compiled(attngen.define(dtype="bf16", head_dim=64, normalize="sigmoid"), "hopper")
@@ -253,10 +269,10 @@ def test_additive_masks_of_the_lowest_number(dtype: str) -> None:
         assert not wrong_gradients(compiled(spec, "hopper"), problem, deterministic=deterministic), deterministic
 
 
-@pytest.mark.parametrize("head_dim", tiers.cases([64, 80], quick=[]))
+@pytest.mark.parametrize("head_dim", tiers.cases([64, 80, 192], quick=[]))
 def test_large_scores(head_dim: int) -> None:
     """Scores so large that their product with log2(e) is too coarse for a weight, beside rows of usual ones."""
-    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask="causal")
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, head_dim_v=HALVES.get(head_dim), mask="causal")
     problem = sample(spec, Shape(1, 1, 1, 140, 140))
     q = from_storage(problem.q)
     q[:, :, 40:50] *= 2.0**30
@@ -326,15 +342,17 @@ def test_only_what_is_wanted_is_computed(head_dim: int) -> None:
     assert kernels == {"attention_backward_delta", "attention_backward_dq"}
 
 
-@pytest.mark.parametrize(("head_dim", "deterministic"), [(64, True), (64, False), (256, True), (256, False)])
+@pytest.mark.parametrize(
+    ("head_dim", "deterministic"), [(64, True), (64, False), (192, True), (192, False), (256, True), (256, False)]
+)
 def test_pages_have_its_loops_and_its_pipeline(head_dim: int, deterministic: bool) -> None:
-    spec = defined("documents", head_dim)
+    spec = defined("documents", head_dim, head_dim_v=HALVES.get(head_dim))
     plan = choose(spec, ARCHES["sm_90a"], "hopper", direction="backward", deterministic=deterministic)
     nest = loop_nest(spec, plan, emit(spec, plan))
     assert any("dQ = dS K of the tile before" in p.loop.name for p in nest) == (plan.own.dq == "additions")
     products = {p.loop.anchor for p in nest if "pairs" in p.loop.range}
-    split = {"void issue_dv() {", "void issue_dk() {"} if head_dim == 256 else set()
-    assert products == {"void step("} | split
+    split = {"void issue_dv() {", "void issue_dk() {"} if head_dim > 128 else set()
+    assert products == ({"void step("} if plan.own.kernels[-1] == "dq" or not split else set()) | split
 
 
 @pytest.mark.long

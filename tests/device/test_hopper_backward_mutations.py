@@ -19,7 +19,7 @@ from attngen.emit.program import Program
 from attngen.reference.compare import Array
 from attngen.reference.compare_gradients import compare_gradients
 from attngen.reference.problems import Shape
-from attngen.schedules.hopper_backward import plan
+from attngen.schedules.hopper_backward import buffers, form, plan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import round_to_storage
 from attngen.spec.gradient import QKV
@@ -50,6 +50,7 @@ SHAPES = {"causal": Shape(1, 4, 2, 470, 600), "documents": Shape(1, 6, 3, 400, 4
 FAR = (slice(460, None), slice(140), 459, 599)
 NOT_FINITE = {"causal": FAR, "documents": (slice(390, None), 200, 1, slice(2)), "held": FAR}
 SPLIT = replace(SPECS["causal"], head_dim=16, head_dim_v=16)
+HALVES = replace(SPECS["causal"], head_dim=136, head_dim_v=8)
 # Orders of threads and copies; in all but the first, lanes without a convergence barrier diverge
 ORDERS = (0, 3, 4, 8, 7, 9, 10, 12)
 MANY = 24  # multiprocessors on which the groups of all SHAPES are divided into parts
@@ -58,8 +59,9 @@ MANY = 24  # multiprocessors on which the groups of all SHAPES are divided into 
 @pytest.fixture
 def small_heads_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans SPLIT as wide heads are planned, which take much longer: consumers share the keys, values have one stage."""
-    monkeypatch.setattr(plan, "MOST_OF_BOTH", 8)
-    monkeypatch.setattr(plan, "value_stages", lambda *_: 1)
+    monkeypatch.setattr(form, "MOST_OF_BOTH", 8)
+    for module in (buffers, plan):
+        monkeypatch.setattr(module, "value_stages", lambda *_: 1)
 
 
 def steps(source: Program) -> list[re.Match[str]]:
@@ -126,6 +128,14 @@ def test_every_step_between_warps_is_needed(name: str, part: int) -> None:
 def test_every_step_between_warps_is_needed_where_products_are_split(part: int) -> None:
     assert compiled(SPLIT, "hopper").gradients().plan.own.split_products
     assert steps_that_are_not_needed("causal", SPLIT, part, deterministic=True) == []
+
+
+@pytest.mark.parametrize("part", tiers.cases(range(PARTS), one_of=PARTS))
+def test_every_step_between_warps_is_needed_where_halves_of_pairs_meet(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned for fewer columns of V than such heads have."""
+    monkeypatch.setattr(form, "MOST_OF_BOTH", 64)
+    assert compiled(HALVES, "hopper").gradients(None, False).plan.own.by_halves
+    assert steps_that_are_not_needed("causal", HALVES, part, deterministic=False) == []
 
 
 # Parts of dQ by columns and by rows; the first and last tiles of a work tile alone, together, and with others between; keys

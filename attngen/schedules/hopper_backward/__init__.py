@@ -1,7 +1,7 @@
 """The backward of the schedule `hopper`: an object for heads of up to 256, and one for wider heads."""
 
 from attngen.plan.plan import LARGEST_HEAD, Schedule
-from attngen.schedules.hopper_backward import plan, shown, wide_plan, wide_shown
+from attngen.schedules.hopper_backward import buffers, plan, shown, wide_plan, wide_shown
 from attngen.schedules.hopper_backward.context import HopperBackward
 from attngen.schedules.hopper_backward.wide_context import HopperWideBackward
 
@@ -18,7 +18,7 @@ HOPPER_BACKWARD = Schedule(
     on_tensor_cores=True,
     by_tma=True,
     is_warp_specialized=True,
-    listed_tiles=plan.FOUND,
+    listed_tiles=buffers.FOUND,
     emulated_ns=17.5,
     context=HopperBackward,
     loops=shown.loops,
@@ -38,7 +38,7 @@ HOPPER_WIDE_BACKWARD = Schedule(
     on_tensor_cores=True,
     by_tma=True,
     is_warp_specialized=True,
-    listed_tiles=plan.FOUND,
+    listed_tiles=buffers.FOUND,
     emulated_ns=17.5,
     context=HopperWideBackward,
     loops=wide_shown.loops,

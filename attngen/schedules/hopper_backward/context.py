@@ -14,16 +14,24 @@ from attngen.emit.program import MULTIPROCESSORS, Axis, CeilDiv, PackedBlocks, P
 from attngen.emit.variant import Function
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.bounded_scores import LARGE_EXPONENT
-from attngen.schedules.hopper_backward.plan import OF_ROWS, WARPGROUP, HopperBackwardPlan, clears_special, pair_slots
+from attngen.schedules.hopper_backward.form import OF_ROWS, WARPGROUP, clears_special, pair_slots
+from attngen.schedules.hopper_backward.plan import HopperBackwardPlan
 from attngen.schedules.parts.fused_context import LARGE, NOT_A_NUMBER
 from attngen.schedules.parts.tma_context import ByTma, argument_members, pair_lanes
-from attngen.schedules.parts.wgmma import WARPGROUP_ROWS
+from attngen.schedules.parts.wgmma import SLAB, WARPGROUP_ROWS, slabs
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import gradient_argument
 from attngen.spec.operator import FLOAT_ONE
 
 DELTA_THREADS = 512  # at most; a thread then loads at most eight rows
 WARP_ROWS = 16  # per warp; a warpgroup has 64
+# the template of the consumers of a kernel of keys, by how they divide their work
+CONSUMERS_OF_KEYS = {
+    "keys": "keys_consumer",
+    "adding": "keys_consumer",
+    "split": "split_consumers",
+    "halves": "halves_consumers",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +78,16 @@ class HopperBackward(ByTma):
     def _axes_of_parts(self) -> tuple[Axis, ...]:
         """dK and dV of each part of a group, before softmax_scale and rounding: of every work tile, in the order of the
         registers of 64 keys; nothing if groups have one part."""
-        parts, keys, columns = self.own.parts, self.own.held_keys, self.spec.head_dim + self.spec.head_dim_v
+        parts, keys, columns = self.own.parts, self.own.held_keys, self._part_columns
         assert parts is not None
         of_tile = (Axis("", CeilDiv("kv_len", keys)), Axis("", parts), Axis("", keys), Axis("", columns))
         return Axis("", Several(parts)), free("batch"), abi.head_axes(self.spec)[1], *of_tile
+
+    @property
+    def _part_columns(self) -> int:
+        """Columns of dK and dV as a part of a group has them: where they are transposed, whole slabs."""
+        sizes = (self.spec.head_dim, self.spec.head_dim_v)
+        return SLAB * sum(map(slabs, sizes)) if self.own.by_halves else sum(sizes)
 
     # kernels
 
@@ -126,7 +140,7 @@ class HopperBackward(ByTma):
         blocks = (self._sums_of_parts, CeilDiv("kv_len", self.own.held_keys))
         grid = (Several(self.own.parts), *self.kv_head_grid(*blocks))
         parameters = [
-            *(self.tensor_map(t, WARP_ROWS) for t in ("dK", "dV")),
+            *(self.tensor_map(t, self._stored_keys) for t in ("dK", "dV")),
             *self._part_sums(),
             *abi.sizes(self.spec, "kv_heads", "kv_len"),
             *self.captured(self.variant.dropout),
@@ -135,7 +149,9 @@ class HopperBackward(ByTma):
 
     @property
     def _sums_of_parts(self) -> int:
-        """Blocks that add up the parts of the keys of a block: one for 64 keys of dK or of dV."""
+        """Blocks that add up the parts of the keys of a block: one for 64 keys of dK or of dV, or for a slab of all keys."""
+        if self.own.by_halves:
+            return self._part_columns // SLAB
         return 2 * self.own.held_keys // WARPGROUP_ROWS
 
     @property
@@ -146,6 +162,11 @@ class HopperBackward(ByTma):
     @property
     def _delta_threads(self) -> int:
         return min(DELTA_THREADS, self.own.held * self._row_lanes)
+
+    @property
+    def _stored_keys(self) -> int:
+        """Keys of dK or dV that one copy has: those of a warp, or of the block where each warp has some columns of all."""
+        return self.own.held_keys if self.own.by_halves else WARP_ROWS
 
     def _part_sums(self, writable: bool = False) -> list[Parameter]:
         """The sums of dK and dV of each part of a group, and the number of parts, if there are groups."""
@@ -189,7 +210,7 @@ class HopperBackward(ByTma):
         """Of a kernel of products; tensors `held` and `seen` with the rows that one copy of them has."""
         return [
             *(self.tensor_map(t, rows) for tensors, rows in (held, seen) for t in tensors),
-            *(self.tensor_map(t, WARP_ROWS) for t in results),
+            *(self.tensor_map(t, self._stored_keys if t != "dQ" else WARP_ROWS) for t in results),
             *self._numbers(),
             *more,
             Parameter("next_work", "unsigned*", "data", "next_work"),
@@ -248,8 +269,9 @@ class HopperBackward(ByTma):
         of_keys, of_rows = kernels.get("dk_dv"), kernels.get("dq")
         return super().context() | {
             "number_kernels": [name for name in self.own.kernels if name in OF_ROWS],
-            "gradient_kernels": [name for name in self.own.kernels if name not in OF_ROWS],
-            "keys_by": "split" if self.own.split_products else "adding" if self.own.dq == "additions" else "keys",
+            "gradient_kernels": [self._file_of(name) for name in self.own.kernels if name not in OF_ROWS],
+            "keys_by": self._keys_by,
+            "consumers_of_keys": CONSUMERS_OF_KEYS[self._keys_by],
             "of_keys": self.members(of_keys, True) if of_keys else None,
             "of_rows": self.members(of_rows, False) if of_rows else None,
             "copies": "hopper_backward",
@@ -272,6 +294,8 @@ class HopperBackward(ByTma):
     def products(self) -> list[Wgmma]:
         spec, dtype = self.spec, self.spec.dtype.name
         of_keys = "dk_dv" in self.own.kernels
+        if self.own.by_halves:
+            return self._products_of_halves()
         from_registers, from_shared = self.own.keys_in_registers, "dq" in self.own.kernels or not self.own.keys_in_registers
         return [
             *([Wgmma("wgmma_pairs", self.plan.block_q, dtype)] if from_shared else []),
@@ -280,6 +304,28 @@ class HopperBackward(ByTma):
             *([Wgmma("wgmma_dv", spec.head_dim_v, dtype, a_in_registers=True, b_transposed=True)] if of_keys else []),
             *([Wgmma("wgmma_dq", 2 * self.own.dq_registers, dtype, b_transposed=True)] if self.own.dq == "additions" else []),
         ]
+
+    def _products_of_halves(self) -> list[Wgmma]:
+        """Those of consumers that have half of the pairs of a tile each."""
+        dtype = self.spec.dtype.name
+        return [
+            Wgmma("wgmma_pairs", self.own.held_keys // self.own.consumers, dtype),
+            Wgmma("wgmma_keys", self.own.held_keys, dtype, b_transposed=True, a_transposed=True),
+            Wgmma("wgmma_dq", SLAB, dtype, b_transposed=True),
+            Wgmma("wgmma_dq_own", SLAB, dtype, a_in_registers=True, b_transposed=True),
+        ]
+
+    def _file_of(self, kernel: str) -> str:
+        """The template of a kernel."""
+        return "add_slabs" if kernel == "add_parts" and self.own.by_halves else kernel
+
+    @property
+    def _keys_by(self) -> str:
+        """How consumers of a kernel of keys divide their work."""
+        own = self.own
+        if own.by_halves:
+            return "halves"
+        return "split" if own.split_products else "adding" if own.dq == "additions" else "keys"
 
     @property
     def _last_fours(self) -> int:
@@ -291,12 +337,17 @@ class HopperBackward(ByTma):
     def _of_additions(self) -> list[ConstantLine]:
         """The constants of a consumer that adds to dQ in global memory."""
         own, steps = self.own, self.plan.block_q // 16
+        sums = [
+            ConstantLine("DQ_COLUMNS", own.dq_columns, "sums of a row of dQ"),
+            ConstantLine("DQ_TILE", "BLOCK_Q * DQ_COLUMNS", "sums of a tile of rows"),
+        ]
+        if own.by_halves:
+            return sums
         part = {"rows": "64 rows of a tile", "columns": f"{2 * own.dq_registers} columns of a tile"}[own.dq_parts]
         early = "of a tile, those between the products of dK; the others, between those of the next scores"
         return [
             ConstantLine("DQ_REGISTERS", own.dq_registers, f"of a consumer's part of dQ: {part}"),
-            ConstantLine("DQ_COLUMNS", own.dq_columns, "sums of a row of dQ"),
-            ConstantLine("DQ_TILE", "BLOCK_Q * DQ_COLUMNS", "sums of a tile of rows"),
+            *sums,
             ConstantLine("LAST_FOURS", self._last_fours, "of the last consumer's part, which has fewer"),
             ConstantLine("EARLY_ADDITIONS", own.early_additions, early),
             ConstantLine("DV_STEPS", own.dv_steps, f"of the {steps} of dV, those in the queue before dP is awaited"),
@@ -318,7 +369,16 @@ class HopperBackward(ByTma):
                 "BLOCK_ROWS", "CONSUMERS * WARPGROUP_ROWS", "that a block holds" + (": keys, or rows" if each else "")
             ),
             # for consumers that share the keys of a block
-            ConstantLine("BLOCK_KEYS", "WARPGROUP_ROWS", "that a block holds: both consumers multiply for them"),
+            ConstantLine(
+                "BLOCK_KEYS",
+                "BLOCK_KV" if own.by_halves else "WARPGROUP_ROWS",
+                "that a block holds: both consumers multiply for them",
+            ),
+            ConstantLine("HALF_KEYS", "BLOCK_KEYS / CONSUMERS", "whose pairs a consumer computes"),
+            ConstantLine("SLAB_COLUMNS", SLAB),
+            ConstantLine(
+                "BLOCK_SUMS", f"BLOCK_KEYS * {self._part_columns}", "of dK and dV of a part of a group, of a block of keys"
+            ),
             ConstantLine("KEY_TILES", "BLOCK_KEYS / BLOCK_KV", "of a block of keys"),
             ConstantLine("VALUE_STAGES", own.value_stages, "tiles of values in shared memory"),
             ConstantLine("RELEASES", "128 * CONSUMERS", "of a tile: each thread of a consumer"),

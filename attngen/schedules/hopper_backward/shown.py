@@ -30,7 +30,8 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
 
     def of(held: str, seen: str, sums: str, products: dict[str, str]) -> Loop:
         copied = Loop("tiles", visited, stages, f"{seen}: global to shared by TMA", "for (bool first = true;; first = false) {")
-        inner = tuple(Loop(p, "64 x 64 pairs", "warpgroup", "S, dP: registers", line) for p, line in products.items())
+        pairs = f"64 x {plan.block_kv // 2 if own.by_halves else 64} pairs"
+        inner = tuple(Loop(p, pairs, "warpgroup", "S, dP: registers", line) for p, line in products.items())
         multiplied = Loop("tiles", visited, stages, f"{seen}: shared", "while (!is_last(visit))", inner)
         producer = role("producer", "one warp", f"{held}: global to shared by TMA", "while (next < work_tiles())", copied)
         stored = f"{sums}: registers to shared to global"
@@ -40,11 +41,14 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     adds = own.dq == "additions"
     of_one = {f"S^T, dP^T; dV += P^T dO, dK += dS^T Q{', dQ = dS K of the tile before' * adds}": "void step("}
     of_two = {"S^T; dV += P^T dO": "void issue_dv() {", "dP^T; dK += dS^T Q": "void issue_dk() {"}
+    if own.by_halves:
+        of_values = "S, dP; dV^T += dO^T P, dQ = dS K of the tile before"
+        of_two = {of_values: "void issue_dv() {", "S, dP; dK^T += Q^T dS": "void issue_dk() {"}
     rows = Loop("rows", str(own.held), "lanes of a row", "O, dO: global", "r < DELTA_ROWS")
     every = {
         "delta": kernel("O, dO: global", rows),
         "special_rows": kernel("Q, dO: global", replace(rows, memory="Q, dO: global", anchor="row < BLOCK_ROWS")),
-        "dk_dv": of("K, V", "Q, dO", "dK, dV", of_two if own.split_products else of_one),
+        "dk_dv": of("K, V", "Q, dO", "dK, dV", of_two if own.split_products or own.by_halves else of_one),
         "add_parts": kernel(
             "partial dK, dV: global", Loop("parts", "parts", "thread", "dK, dV: registers to shared to global", "part < parts")
         ),
@@ -53,7 +57,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
             "sums of dQ: global",
             Loop(
                 "sums",
-                f"{own.dq_registers} of a part",
+                f"{own.dq_columns // 2 if own.by_halves else own.dq_registers} of a part",
                 "thread",
                 "dQ: registers to shared to global",
                 "void add_registers(",

@@ -10,7 +10,7 @@ from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import MULTIPROCESSORS, CeilDiv
 from attngen.emit.wgmma import Wgmma
 from attngen.schedules.hopper_backward.context import HopperBackward
-from attngen.schedules.hopper_backward.plan import OF_ROWS
+from attngen.schedules.hopper_backward.form import OF_ROWS
 from attngen.schedules.hopper_backward.wide_plan import WideBackwardPlan, part_slabs
 from attngen.schedules.parts.wgmma import SLAB, WARPGROUP_ROWS, slabs
 

@@ -15,21 +15,9 @@ from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned
-from attngen.schedules.hopper_backward.plan import (
-    CONSUMERS,
-    OF_ROWS,
-    WARPS,
-    WHY_CLEARED,
-    WHY_PARTS,
-    WHY_SWIZZLE,
-    WORKSPACES,
-    HopperBackwardPlan,
-    clears_special,
-    may_be_grouped,
-    row_numbers,
-    tiles_of,
-    words,
-)
+from attngen.schedules.hopper_backward.buffers import tiles_of, words
+from attngen.schedules.hopper_backward.form import CONSUMERS, OF_ROWS, clears_special, may_be_grouped, row_numbers
+from attngen.schedules.hopper_backward.plan import WARPS, WHY_CLEARED, WHY_PARTS, WHY_SWIZZLE, WORKSPACES, HopperBackwardPlan
 from attngen.schedules.parts import wgmma
 from attngen.schedules.parts.wgmma import WARPGROUP_ROWS, slabs
 from attngen.spec.gradient import QKV
