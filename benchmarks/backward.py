@@ -10,13 +10,26 @@ round. TFLOP/s count five products for each pair that the mask keeps, as if none
 
 from __future__ import annotations
 
-from backward_parts import captured, deterministic, errors, grouped, host, plain, portable, sizes, training, variants, wide
+from backward_parts import (
+    captured,
+    deterministic,
+    errors,
+    grouped,
+    host,
+    latent,
+    plain,
+    portable,
+    sizes,
+    training,
+    variants,
+    wide,
+)
 from parts import run
 
 PARTS = {
     "plain": plain, "grouped": grouped, "deterministic": deterministic, "errors": errors, "variants": variants,
     "captured": captured, "sizes": sizes, "portable": portable, "host": host, "training": training,
-    "wide": wide,
+    "wide": wide, "latent": latent,
 }  # fmt: skip
 
 if __name__ == "__main__":

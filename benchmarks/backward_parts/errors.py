@@ -17,6 +17,7 @@ from hopper_parts.errors import largest
 from words import Mark, markdown, most, worst
 
 from backward_parts import beside_torch
+from backward_parts.latent import CELLS as LATENT
 from backward_parts.plain import CELLS
 
 TIMES_CUDNN = 1.25
@@ -27,7 +28,7 @@ SIDES = ("attngen", CUDNN)
 
 def rows(rounds: int) -> Iterator[Row]:
     """Of DRAWS draws of two heads: the largest error of a single draw varies by a factor of 1.5, on both sides."""
-    for cell in (c for c in CELLS if c.q_len <= 4096):
+    for cell in (c for c in [*CELLS, *LATENT] if c.q_len <= 4096):
         draws = [errors_of(cell) for _ in range(DRAWS)]
         for number, title in enumerate(GRADIENTS):
             errors = {side: [draw[side][number][0] for draw in draws] for side in SIDES}
