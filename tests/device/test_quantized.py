@@ -287,7 +287,7 @@ def test_there_are_no_gradients(settings: dict[str, Any], statement: str) -> Non
         ({"dtype": {"q": "fp8_e4m3", "k": "fp8_e4m3", "v": "fp8_e4m3", "o": "bf16"}}, "Q and O of one of 16"),
         ({"dtype": KV8, "head_dim": 72}, "multiples of 16 elements"),
         ({"dtype": KV8, "normalize": "none"}, "scores may be larger"),
-        ({"v_scale": "1.0 + k"}, "one for all keys"),
+        ({"dtype": "bf16", "head_dim": 320, "v_scale": "1.0 + k"}, "have one scale of V for all keys"),
     ],
 )
 def test_what_decode_lacks_is_refused(settings: dict[str, Any], says: str) -> None:

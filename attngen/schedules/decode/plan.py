@@ -53,7 +53,7 @@ SHAPES_OF_BLOCK = ((64, 2), (32, 4), (32, 3), (32, 2), (16, 4), (16, 3), (16, 2)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan(mma.MmaPlan):
     v_in_k: bool = choice("V", {True: ("in the tiles of K", shares.WHY_IN_KEYS)})
-    in_units: bool = choice("P", {True: ("in units of its row", WHY_UNITS)})  # of weights times scales of V
+    in_units: bool = choice("P", {True: ("in units of its row", WHY_UNITS)})  # products of weights and scales of V, as operands
     splits: Splits  # how many blocks the keys of a tile of rows are split over
     early: bool = choice("launch", {True: ("programmatic dependent launch", WHY_EARLY)})  # a kernel starts while another runs
 
