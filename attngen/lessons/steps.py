@@ -10,7 +10,7 @@ TENSOR = ("lane_reduce", "ldmatrix", "ldmatrix_trans", "pack_TYPE", "mma_TYPE")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One lesson kernel, `templates/ladder/NUMBER_NAME.cu.j2`. A block computes `rows` rows of a head."""
+    """One lesson kernel, `templates/ladder/NAME.cu.j2`. A block computes `rows` rows of a head."""
 
     number: int
     name: str
