@@ -75,8 +75,8 @@ def command(
 def _diff(before: Rung, after: Rung) -> str:
     import difflib
 
-    texts = (rung.own.splitlines(keepends=True) for rung in (before, after))
-    return "".join(difflib.unified_diff(*texts, f"{before.name}.cu", f"{after.name}.cu"))
+    one, other = (rung.own.splitlines(keepends=True) for rung in (before, after))
+    return "".join(difflib.unified_diff(one, other, f"{before.name}.cu", f"{after.name}.cu"))
 
 
 def _show(found: tuple[Rung, ...], q_len: int, kv_len: int) -> None:
