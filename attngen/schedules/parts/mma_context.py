@@ -54,6 +54,7 @@ class ByMma(Fused):
             "tiles_in": "slabs" if self.by_tma else "rows",
             "v_width": self.v_width,
             "split": own.split,
+            "quantized": own.quantized,
             "multiply_adds": 1024 if own.split == "tf32" else 2048,
         }
 
