@@ -136,7 +136,8 @@ def own_problem(
     from attngen.plan import Problem
     from attngen.schedules import choice_of
 
-    problem = Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)  # only lengths matter here
+    # only lengths matter here, and how many heads share keys
+    problem = Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1, group=spec.stated_group)
     choice = choice_of(spec, arch, kernel, gradients.of(spec), gradients.deterministic)
     return problem if choice.has_own(problem) else None
 

@@ -216,6 +216,11 @@ class AttentionSpec:
         return sizes
 
     @property
+    def stated_group(self) -> int:
+        """The query heads that share a key head, as the spec states; 1: it does not."""
+        return self.q_heads // max(self.kv_heads, 1) if self.q_heads and self.kv_heads is not None else 1
+
+    @property
     def free_dims(self) -> tuple[str, ...]:
         """The dimensions whose size comes with an input, in order of first occurrence."""
         names = (d for i in self.inputs for d in i.dims if isinstance(d, str) and d not in SIZES)

@@ -140,7 +140,7 @@ def shapes_of_block(facts: SpecFacts, arch: Arch, packed_rows: int = 0) -> tuple
     than a group of query heads has. Split operands need the registers of more keys."""
     spec, copies = facts.spec, copies_of(facts.spec, arch)
     most, keys = (
-        max(packed_rows or shares.group_of(spec), MMA_ROWS),
+        max(packed_rows or spec.stated_group, MMA_ROWS),
         MMA_ROWS if operands(spec).split else _most_keys(spec, copies),
     )
     blocks = {rows: warps for rows, warps in shares.blocks(spec, copies).items() if rows <= most}

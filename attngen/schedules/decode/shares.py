@@ -35,11 +35,6 @@ def blocks(spec: AttentionSpec, copies: Copies) -> dict[int, int]:
     }
 
 
-def group_of(spec: AttentionSpec) -> int:
-    """The query heads that share a key head, as the spec states; 1: it does not."""
-    return spec.q_heads // max(spec.kv_heads, 1) if spec.q_heads and spec.kv_heads is not None else 1
-
-
 def values_in_keys(spec: AttentionSpec, copies: Copies, tile: Tile) -> bool:
     """Whether the tile of K is read as that of V too: V begins where a slab or a chunk of K does, and no zeros are added to it.
     Rotated keys are other numbers than values."""
