@@ -79,9 +79,9 @@ def _instead(statement: str, others: str, facts: SpecFacts) -> str:
 
 
 def _not_first(chosen: Schedule, facts: SpecFacts, arch: Arch) -> Iterator[Decision]:
-    """Why `chosen` computes what a schedule that its keyword prefers does not."""
+    """Why `chosen` computes what a schedule that its keyword prefers does not; nothing if `chosen` is for everything else."""
     first = next(s for s in schedules_of(facts) if s.keyword == chosen.keyword)
-    if first is not chosen:
+    if first is not chosen and chosen.in_return:
         yield Decision("schedule", chosen.name, f"{first.reason_against(facts, arch)}: {chosen.in_return}")
 
 

@@ -6,7 +6,7 @@ from attngen.keywords import ScheduleName
 from attngen.plan.arch import ARCHES, DEFAULT_ARCH, Arch
 from attngen.plan.facts import SpecFacts, facts_of
 from attngen.plan.plan import Schedule, refusal
-from attngen.schedules.decode import DECODE
+from attngen.schedules.decode import DECODE, DECODE_WGMMA
 from attngen.schedules.fused_mma import FUSED_MMA
 from attngen.schedules.fused_simt import FUSED_SIMT
 from attngen.schedules.hopper import HOPPER, HOPPER_WIDE
@@ -16,7 +16,7 @@ from attngen.schedules.wgmma import WGMMA
 from attngen.spec.attention import AttentionSpec
 
 # In order of preference under one keyword.
-SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, HOPPER_WIDE, DECODE)
+SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, HOPPER_WIDE, DECODE_WGMMA, DECODE)
 UNFUSED = {s.keyword for s in SCHEDULES if not s.is_fused}  # these have several kernels, with S in global memory
 FUSED: ScheduleName = "fused"
 # "auto" is the first that suits: the least work; and of those with O(S) memory, if there is one.

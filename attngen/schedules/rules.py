@@ -10,10 +10,10 @@ from typing import Any
 
 from attngen.plan.facts import SpecFacts, facts_of
 from attngen.plan.formulas import larger
-from attngen.plan.plan import Decision, Plan, PlanRefusal, stated_by
+from attngen.plan.plan import Decision, Plan, PlanRefusal, Schedule, stated_by
 from attngen.plan.problem import Problem
 from attngen.plan.tile import Tile
-from attngen.schedules.decode import DECODE
+from attngen.schedules.decode import DECODE, DECODE_WGMMA, wgmma_plan
 from attngen.schedules.decode import plan as decode
 from attngen.schedules.one_plan import plan_of, stated
 from attngen.schedules.registry import FUSED, keywords_of
@@ -56,19 +56,21 @@ def few_rows(usual: Plan) -> Rule | None:
     if facts.wanted or not _leaves_open(facts) or not DECODE.suits(facts, arch):
         return None
 
-    points = decode.row_counts(facts, arch)
+    by_mma = [(DECODE, rows) for rows in decode.row_counts(facts, arch)]
+    points = by_mma if wgmma_plan.cannot(facts, arch) else [(DECODE_WGMMA, wgmma_plan.LEAST_ROWS), *by_mma]
 
-    def cases(problem: Problem) -> tuple[tuple[bool, int], ...]:
+    def cases(problem: Problem) -> tuple[tuple[bool, tuple[Schedule, int]], ...]:
         # packed sequences have the longest's number of rows: with batch_invariant it must not matter
         packed = problem.group * (1 if facts.spec.kernel.batch_invariant else problem.rows)
         *most, least = points
         few = decode.is_for(problem)
-        return (*((few & (rows <= packed), rows) for rows in most), (few, least))
+        return (*((few & (point[1] <= packed), point) for point in most), (few, least))
 
-    def plan(_: Plan, rows: int) -> Plan:
-        return decode.of_rows(DECODE, facts, arch, rows)
+    def plan(_: Plan, point: tuple[Schedule, int]) -> Plan:
+        schedule, rows = point
+        return schedule.plan(facts, arch) if schedule is DECODE_WGMMA else decode.of_rows(schedule, facts, arch, rows)
 
-    return Rule(points, first_of(cases), plan, Decision(*decode.FOR_AUTO), has_backward=False, cases=cases)
+    return Rule(tuple(points), first_of(cases), plan, Decision(*decode.FOR_AUTO), has_backward=False, cases=cases)
 
 
 @dataclass(frozen=True, slots=True)

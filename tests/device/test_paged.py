@@ -49,7 +49,8 @@ def wrong(
     q_len = problem.q.shape[2]
     rows = rows or [q_len] * len(keys)
     arrays = stored(spec, problem, rows, keys, **how)
-    out, lse = kernel(arrays.pop("q"), arrays.pop("k"), arrays.pop("v"), **arrays)
+    given = [arrays.pop(name) for name in ("q", "k", "v") if name in arrays]
+    out, lse = kernel(*given, **arrays)
     packed = spec.kernel.is_packed
     outs = unpacked(out, rows, 0) if packed else list(out)
     lses = unpacked(lse, rows, 1) if packed else list(lse)
