@@ -10,7 +10,21 @@ before each; ratios are medians of the ratios within each round. TFLOP/s count t
 
 from __future__ import annotations
 
-from hopper_parts import changing, dropout, errors, grouped, lengths, plain, quantized, sizes, sustained, variants, wide
+from hopper_parts import (
+    changing,
+    dropout,
+    errors,
+    grouped,
+    lengths,
+    plain,
+    products_of_8_bits,
+    quantized,
+    sizes,
+    sums_of_8_bits,
+    sustained,
+    variants,
+    wide,
+)
 from parts import run
 
 PARTS = {
@@ -25,6 +39,8 @@ PARTS = {
     "errors": errors,
     "wide": wide,
     "quantized": quantized,
+    "products_of_8_bits": products_of_8_bits,
+    "sums_of_8_bits": sums_of_8_bits,
 }
 
 if __name__ == "__main__":

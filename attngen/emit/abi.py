@@ -25,6 +25,7 @@ LETTERS = {
 }  # letters of the axes with these names
 BEGINNINGS = {"page_table": (free("batch"), free("max_pages")), "seqused": (free("batch"),)}  # axes; of others batch + 1
 TOTALS = {"cu_seqlens_q": "total_q", "cu_seqlens_k": "total_k"}  # the sizes of the rows and keys of all sequences
+TRANSPOSED_BYTES = 128  # bytes of a row of transposed values: what the swizzle permutes
 ROW_ALIGNMENT = 16  # bytes: one copy of the kernels on tensor cores
 
 
@@ -100,6 +101,8 @@ def program_tensors(
     for name in plan.converted:
         size = Axis("head_dim", spec.head_dim) if name == "K" else Axis("head_dim_v", spec.head_dim_v)
         yield Tensor(converted(name), "workspace", spec.dtype.name, keys_of_heads(as_read(spec, plan), size))
+    for name in plan.transposed:
+        yield Tensor(transposed(name), "workspace", spec.dtypes[name.lower()].name, transposed_axes(spec, plan.block_kv))
     yield from (backward_tensors if plan.direction == "backward" else forward_tensors)(spec, plan, layout)
     for name in plan.workspaces:
         yield Tensor(name, "workspace", "fp32", axes_of(name))
@@ -189,6 +192,21 @@ def rotated(name: str) -> str:
 def converted(name: str) -> str:
     """The workspace with the rows of a tensor in the type of Q, which other kernels read in its place."""
     return f"{name}_converted"
+
+
+def transposed(name: str) -> str:
+    """The workspace with the columns of a tensor as rows, which other kernels read in its place."""
+    return f"{name}_transposed"
+
+
+def transposed_axes(spec: AttentionSpec, keys: int) -> tuple[Axis, ...]:
+    """The axes of transposed values: slabs of so many keys, in rows of TRANSPOSED_BYTES, which have these of one column, or of
+    several. A sequence begins with a slab of its own; packed sequences follow one another."""
+    packed = spec.kernel.is_packed and not spec.kernel.is_counted
+    batch = Axis("batch", 1) if packed else free("batch")
+    slabs = PackedBlocks("total_k", keys, "batch") if packed else CeilDiv("kv_len", keys)
+    rows = Axis("head_dim_v", spec.head_dim_v * keys // TRANSPOSED_BYTES)
+    return batch, head_axes(spec)[1], Axis("", slabs), rows, Axis("", TRANSPOSED_BYTES)
 
 
 def as_read(spec: AttentionSpec, plan: Plan) -> AttentionSpec:

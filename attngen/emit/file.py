@@ -14,6 +14,7 @@ from attngen.emit.pair_layout import FRAGMENTS, KEYS_OF_WARPGROUP, PACKED_HEADS,
 from attngen.emit.rotation import THREADS as ROTARY_THREADS
 from attngen.emit.rotation import chunk, rotating_kernels, rotation_of
 from attngen.emit.tile_ranges import RangeKernel, range_kernel
+from attngen.emit.transposition import transposing_kernels, transposition
 from attngen.emit.variant import Variant
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.arch import Feature
@@ -95,7 +96,8 @@ class File(KernelMaker):
     def launch_order(self) -> list[KernelText]:
         rotating = [one.kernel for one in rotating_kernels(self)]
         ranges = (r.kernel for r in self.range_kernels())
-        return [*rotating[:1], *converting_kernels(self), *ranges, *self.kernels().values(), *rotating[1:]]
+        prepared = (*converting_kernels(self), *transposing_kernels(self))
+        return [*rotating[:1], *prepared, *ranges, *self.kernels().values(), *rotating[1:]]
 
     def range_kernels(self) -> list[RangeKernel]:
         """The pre-pass."""
@@ -108,7 +110,8 @@ class File(KernelMaker):
             **self._storage(),
             **self._rotation(),
             **conversion(self),
-            "preparing": [*(["rotary"] if self.plan.rotated else []), *(["converted"] if self.plan.converted else [])],
+            **transposition(self),
+            "preparing": self._preparing(),
             **self._captured(),
             "plan": plan,
             "own": plan.own,
@@ -120,6 +123,7 @@ class File(KernelMaker):
             "types": {name: DTYPES[self.read(name).dtype].cuda for name in self.tensors},
             "from_float": f"to_{spec.dtypes['o'].name}",
             "element_bytes": spec.dtype.bytes,
+            "slab_columns": ROW_BYTES // spec.dtype.bytes,
             "key_bytes": spec.dtypes["k"].bytes,
             "constants": self.constants(),
             "products": self.products(),
@@ -162,6 +166,12 @@ class File(KernelMaker):
             "packs_heads": plan.schedule.packs_heads,
         }
 
+    def _preparing(self) -> list[str]:
+        """The kernels that prepare rows, `parts/NAME.cu.j2`."""
+        plan = self.plan
+        kinds = {"rotary": plan.rotated, "converted": plan.converted, "transposed": plan.transposed}
+        return [kind for kind, tensors in kinds.items() if tensors]
+
     def _classification(self) -> dict[str, Any]:
         """What is said of the tiles that are visited."""
         plan, classify = self.plan, self.variant.classify
@@ -187,6 +197,7 @@ class File(KernelMaker):
     def _storage(self) -> dict[str, Any]:
         """Where the rows of a sequence are."""
         kernel = self.spec.kernel
+        key_rows = "PagedHeadRows" if kernel.is_paged else "PaddedHeadRows" if kernel.is_counted else "HeadRows"
         return {
             "packed": kernel.is_packed,
             "paged": kernel.is_paged,
@@ -195,7 +206,9 @@ class File(KernelMaker):
             "sequences": kernel.storage != "dense",
             "by_tma": self.by_tma,
             "reads_ahead": False,
-            "key_rows": "PagedHeadRows" if kernel.is_paged else "PaddedHeadRows" if kernel.is_counted else "HeadRows",
+            "key_rows": key_rows,
+            "value_rows": "TransposedRows" if self.plan.transposed else key_rows,
+            "transposed_values": bool(self.plan.transposed),
             "tile_in_page": self.plan.schedule.is_tiled and (kernel.page_size or 1) % self.plan.block_kv == 0,
             "lengths": self.lengths,
             "max_q_len": self.lengths["q"],
@@ -270,5 +283,6 @@ class File(KernelMaker):
         return {"to_float": read, "special": {own}, "split": {self.split}, "reduce_add": reduce_add, **of_products}
 
 
+ROW_BYTES = 128  # bytes of a row of a swizzled slab
 SOLVED_PART = "Only a part of this mask can be solved for k: it gives the range below. Within this range"
 NO_SOLVED_PART = "No part of this mask can be solved for k: the range below holds every key, and"

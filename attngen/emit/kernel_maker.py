@@ -50,7 +50,8 @@ class KernelMaker:
     def prepared(self) -> dict[str, str]:
         """The tensors whose rows a kernel before the others prepares, each with the workspace that those read in its place."""
         rotated = {name: abi.rotated(name) for name in self.plan.rotated}
-        return rotated | {name: abi.converted(name) for name in self.plan.converted}
+        transposed = {name: abi.transposed(name) for name in self.plan.transposed}
+        return rotated | transposed | {name: abi.converted(name) for name in self.plan.converted}
 
     def read(self, name: str) -> Tensor:
         """A tensor as kernels read it after those that prepare rows."""

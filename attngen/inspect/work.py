@@ -166,6 +166,8 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
         least += 2 * of_q * (heads * q_len + kv_heads * kv_len) * spec.head_dim
     if plan.converted:  # and of K and V
         least += 2 * of_q * kv_heads * kv_len * (spec.head_dim + spec.head_dim_v)
+    if plan.transposed:  # and of V
+        least += 2 * of_v * kv_heads * kv_len * spec.head_dim_v
     if not plan.schedule.is_fused:
         crossings = 2 if spec.normalize == "none" else 4  # written and read by each of the launches
         least += heads * SCORE_BYTES * crossings * _visited(plan, q_len, kv_len, kinds, rows, whole=True)

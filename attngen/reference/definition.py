@@ -12,7 +12,7 @@ import numpy as np
 
 from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.dropout import RNG_STATE, bytes_of_pairs, dropped_of, kept_factor
-from attngen.spec.dtypes import FP8_DTYPES, FP16, FP32, from_storage, round_to_storage, unit_roundoff
+from attngen.spec.dtypes import FP8_DTYPES, FP8_E4M3, FP16, FP32, from_storage, round_to_storage, unit_roundoff
 from attngen.spec.evaluate import evaluate
 
 ROW_BUDGET = 2**25  # scores in memory at once
@@ -22,6 +22,11 @@ TERM = 6.0 * unit_roundoff(FP32)
 # Of a product of two numbers that are each the sum of two of bf16, without small by small: 2.4 standard deviations, which are
 # 1.2 * 2^-18 of the product, for randn numbers and for weights
 SPLIT_TERM = 2.4 * 1.2 * 2.0**-18
+# Of a sum over the head size of products of 8 bits on Hopper, which keeps some 14 bits: of the root of the sum of squares. In
+# lse of rows with one key, it was 2^-11.2 at head size 128 on an H200
+TERM_OF_BYTES = 2.0**-11
+# Of a weight as a number of e4m3, 256 times as large: half of its last place, where it is not less than 2^-6, and of 2^-9 below
+WEIGHT_OF_BYTES, LEAST_WEIGHT_OF_BYTES = unit_roundoff(FP8_E4M3), 2.0**-18
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,7 @@ def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, 
     """O [rows, head_dim_v] and lse [rows] of one head, for a block of query rows."""
     found = weight_rows(problem, b, h, rows)
     factors = dropout_rows(problem, b, h, rows)
-    weights = _in_fp16(problem, found.weights, (b, h, rows.start))
+    weights = _in_bytes(problem, _in_fp16(problem, found.weights, (b, h, rows.start)), (b, h, rows.start))
     weights = weights if factors is None else dropped(problem, weights, factors)
     if problem.spec.v_scale is not None:
         names, *rest = surroundings(problem, b, h, rows)
@@ -197,6 +202,21 @@ def _in_fp16(problem: Problem, weights: Any, at: tuple[int, ...]) -> Any:
     unit = weights.max(-1, keepdims=True, initial=0.0) if problem.spec.normalize == "softmax" else 1.0
     size = np.where(np.abs(weights) < 2.0**-14 * unit, 2.0**-25 * unit, 0.0)
     return weights + _error(problem.rounding, np.where(weights == 0.0, 0.0, size), "weight", at)
+
+
+def _in_bytes(problem: Problem, weights: Any, at: tuple[int, ...]) -> Any:
+    """Weights with the errors of numbers of e4m3, if the problem has rounding and Q, K and V have 8 bits. The largest weight of
+    a row has none: it is a power of 2."""
+    if problem.rounding is None or not may_multiply_bytes(problem.spec):
+        return weights
+    largest = weights.max(-1, keepdims=True, initial=0.0)
+    size = np.maximum(WEIGHT_OF_BYTES * weights, np.where(weights == 0.0, 0.0, LEAST_WEIGHT_OF_BYTES * largest))
+    return weights + _error(problem.rounding, np.where(weights == largest, 0.0, size), "weight of bytes", at)
+
+
+def may_multiply_bytes(spec: AttentionSpec) -> bool:
+    """Whether products may be those of numbers of 8 bits, of weights too: if Q, K and V have 8 bits."""
+    return spec.normalize == "softmax" and {spec.dtypes[t] for t in "qkv"} <= {*FP8_DTYPES}
 
 
 def dropout_rows(problem: Problem, b: int, h: int, rows: slice) -> Any | None:
@@ -240,10 +260,12 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
     over_head_dim = math.sqrt(a.shape[-1] + 36.0) * unit_roundoff(FP32)
     unit = over_head_dim if result in SUMS_OVER_HEAD_DIM else rounding.term
     unit = math.hypot(unit, SPLIT_TERM if is_split(problem.spec) else 0.0)
+    of_bytes = result == "s" and may_multiply_bytes(problem.spec)
+    unit = TERM_OF_BYTES if of_bytes else unit
 
     def product() -> tuple[Any, Any]:
         found, size = a @ b, unit * np.sqrt((a * a) @ (b * b))
-        if result == "s" and problem.spec.score is S and (exact := _are_exact(a, b)).any():
+        if result == "s" and not of_bytes and problem.spec.score is S and (exact := _are_exact(a, b)).any():
             size = np.where(exact, 0.0 if is_power_of_2(problem) else unit_roundoff(FP32) * np.abs(found), size)
         return found, size
 

@@ -9,14 +9,17 @@ from attngen.plan.plan import Schedule, refusal
 from attngen.schedules.decode import DECODE, DECODE_WGMMA
 from attngen.schedules.fused_mma import FUSED_MMA
 from attngen.schedules.fused_simt import FUSED_SIMT
-from attngen.schedules.hopper import HOPPER, HOPPER_WIDE
+from attngen.schedules.hopper import HOPPER, HOPPER_FP8, HOPPER_WIDE
 from attngen.schedules.naive import NAIVE
 from attngen.schedules.tiled import TILED
 from attngen.schedules.wgmma import WGMMA
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import FP8_DTYPES
 
 # In order of preference under one keyword.
-SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, HOPPER_WIDE, DECODE_WGMMA, DECODE)
+SCHEDULES: tuple[Schedule, ...] = (
+    NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, HOPPER_WIDE, HOPPER_FP8, DECODE_WGMMA, DECODE,
+)  # fmt: skip
 UNFUSED = {s.keyword for s in SCHEDULES if not s.is_fused}  # these have several kernels, with S in global memory
 FUSED: ScheduleName = "fused"
 # "auto" is the first that suits: the least work; and of those with O(S) memory, if there is one.
@@ -44,7 +47,7 @@ def schedules_for(spec: AttentionSpec, arch: Arch, wanted: tuple[str, ...] = ())
 
 def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule:
     """The schedule that `keyword` stands for; one that does not suit if there is no other: it refuses with the reason, one that
-    computes the spec on other architectures before one that never does, and before those for other head sizes.
+    computes the spec on other architectures before one that never does, and before those for other head sizes and types.
 
     Raises PlanRefusal if the keyword has no backward.
     """
@@ -55,6 +58,8 @@ def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule
         raise refusal(
             "kernel", what, f"the call requests gradients by {keyword}", f"compute gradients by auto, or one of: {others}"
         )
+    of_bytes = facts.spec.dtype in FP8_DTYPES
+    named = [s for s in named if s.multiplies_bytes == of_bytes] or named
     elsewhere = [s for s in named if not any(s.limits(facts.spec))]
     of_size = [s for s in named if "head_dim" not in dict(s.limits(facts.spec))]
     return next((s for s in named if s.suits(facts, arch)), (elsewhere or of_size or named)[-1])

@@ -21,7 +21,7 @@ from attngen.schedules import overridden
 from attngen.sdpa import ALL_AXES, also_causal, plain_scale, scale_params, standard_spec
 from attngen.shipped import PACKAGE
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import FP8_DTYPES, INPUT_DTYPES, STORAGE_DTYPES, DType
+from attngen.spec.dtypes import DTYPES, FP8_DTYPES, INPUT_DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.layout import padding_of
 from attngen.torch.private import constant_to_dynamo
@@ -52,8 +52,9 @@ class Description:
         scale = repr(1 / math.sqrt(head_dim)) if self.scale is None and padding_of(head_dim) else self.scale
         sizes = head_dim + padding_of(head_dim), head_dim_v + padding_of(head_dim_v)
         if self.keywords is None:
-            assert isinstance(dtype, str)
-            spec = standard_spec(dtype, *sizes, mask_dtype, self.is_causal, scale, self.dropout_p, axes)
+            own = dtype if isinstance(dtype, str) else dtype["o"]
+            spec = standard_spec(own, *sizes, mask_dtype, self.is_causal, scale, self.dropout_p, axes)
+            spec = spec if isinstance(dtype, str) else _with_types(spec, dtype)
         else:
             params = {**self.keywords.get("params", {}), **scale_params(scale)}
             keywords = {"scale": scale, "lse": self.return_lse, **self.keywords, "params": params}
@@ -64,6 +65,13 @@ class Description:
                 spec = also_causal(spec)
         kernel = replace(spec.kernel, schedule=cast(ScheduleName, schedule_of(self.mode) or "auto"))
         return replace(spec, lse=self.return_lse, kernel=kernel)
+
+
+def _with_types(spec: AttentionSpec, names: dict[str, str]) -> AttentionSpec:
+    """`spec`, with a type for each tensor."""
+    q, *others = (DTYPES[names[tensor]] for tensor in "qkvo")
+    k, v, o = (None if dtype is q else dtype for dtype in others)
+    return replace(spec, dtype=q, k_dtype=k, v_dtype=v, o_dtype=o)
 
 
 def check_mode(mode: str) -> None:
@@ -121,7 +129,7 @@ def spec_text(
     types of captured tensors by name, which a layer's `.to()` may have changed."""
     description = _shared[described]
     mode = description.mode
-    spec = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, None)
+    spec = description.spec(stored_types(dtype, None, mode), head_dim, head_dim_v, None)
     converted = {name: _element_type(name, stated_dtype(found, mode)) for name, found in captured}
     return one_line(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
 
@@ -168,7 +176,7 @@ def standard_text(
     if mask_dtype is not None:
         stated = stated_dtype(mask_dtype, mode)
         mask = _STORAGE_NAMES.get(stated, str(stated).removeprefix("torch."))  # torch's name of a type that is refused
-    spec = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, mask, axes)
+    spec = description.spec(stored_types(dtype, None, mode), head_dim, head_dim_v, mask, axes)
     return one_line(spec)
 
 
@@ -179,7 +187,14 @@ def stated_dtype(dtype: torch.dtype, mode: Mode) -> torch.dtype:
 
 
 def stored_types(dtype: torch.dtype, kv_dtype: torch.dtype | None, mode: Mode) -> str | dict[str, str]:
-    """The types that a text states for queries of `dtype`, and for keys and values of `kv_dtype` if that is one of a cache."""
+    """The types that a text states for queries of `dtype`, and for keys and values of `kv_dtype` if they have 8 bits. Queries
+    of 8 bits have results of bf16, as in FlashAttention-3."""
+    if dtype in CACHE_TYPES:
+        queries, keys = CACHE_TYPES[dtype].name, CACHE_TYPES.get(kv_dtype or dtype)
+        if keys is None:
+            found = str(kv_dtype).removeprefix("torch.")
+            raise ArgumentTypeError(f"`q` has elements of {queries}, and `k` of {found}; expected keys and values of 8 bits")
+        return {"q": queries, "k": keys.name, "v": keys.name, "o": "bf16"}
     own = dtype_name(stated_dtype(dtype, mode))
     cached = CACHE_TYPES.get(kv_dtype) if kv_dtype is not None else None
     return own if cached is None else {"q": own, "k": cached.name, "v": cached.name}

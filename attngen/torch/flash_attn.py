@@ -46,7 +46,7 @@ Window = Sequence[int | None]
 INTS = (int, np.integer)
 NUMBERS = (*INTS, float, np.floating)
 OF_DENSE = (
-    "q_descale", "qv", "gather_kv_indices", "score_mod_bwd", "aux_tensors", "aux_scalars", "block_sparse_tensors",
+    "qv", "gather_kv_indices", "score_mod_bwd", "aux_tensors", "aux_scalars", "block_sparse_tensors",
     "block_sparse_tensors_bwd",
 )  # fmt: skip
 CURES = {  # what to do instead of giving it beside a `score_mod`
@@ -73,6 +73,7 @@ def flash_attn_func(
     sinks: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     attention_chunk: int = 0,
+    q_descale: Tensor | float | None = None,
     k_descale: Tensor | float | None = None,
     v_descale: Tensor | float | None = None,
     score_mod: Any = None,
@@ -94,8 +95,8 @@ def flash_attn_func(
     of weights that are dropped; torch's generator selects them. Gradients have the same bits in every run if `deterministic`,
     or after torch.use_deterministic_algorithms(True). `mode` is that of `attngen.torch.attention`.
 
-    k and v of torch's float8_e4m3fn or float8_e5m2 go with q of 16 bits: their numbers are multiplied with `k_descale` and
-    `v_descale`, fp32 [batch, kv_heads], or numbers. They have no gradients.
+    k and v of torch's float8_e4m3fn or float8_e5m2 go with q of 16 bits, or of 8, whose O is bf16: their numbers are multiplied
+    with `q_descale`, `k_descale` and `v_descale`, fp32 [batch, kv_heads], or numbers. They have no gradients.
 
     `sinks`, or `learnable_sink`, [q_heads] are one more logit of each head's rows, without a value. `score_mod` (score, batch,
     head, q_idx, kv_idx) and `mask_mod` (batch, head, q_idx, kv_idx) are functions as flex_attention's: the indices count rows
@@ -110,7 +111,7 @@ def flash_attn_func(
     check_hints(num_splits, pack_gqa, sm_margin)
     sink = one_of(sinks=sinks, learnable_sink=learnable_sink)
     if score_mod is not None or mask_mod is not None:
-        beside = {"alibi_slopes": alibi_slopes, "k_descale": k_descale, "v_descale": v_descale}
+        beside = {"alibi_slopes": alibi_slopes, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
         given = [name for name, value in beside.items() if value is not None]
         if given or deterministic:
             name = given[0] if given else "deterministic"
@@ -120,7 +121,7 @@ def flash_attn_func(
         how = (float(plain_number(softcap) or 0.0), softmax_scale, dropout_p, sink, mode)
         found = modified(q, k, v, score_mod, mask_mod, allowed, *how)
     else:
-        descales = descales_of(q, k, k_descale=k_descale, v_descale=v_descale)
+        descales = descales_of(q, k, k_descale=k_descale, v_descale=v_descale, q_descale=q_descale)
         named: dict[str, Any] = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk, "descales": descales}
         found = attend(q, k, v, DENSE, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                        return_attn_probs or return_lse, **named)  # fmt: skip
@@ -166,12 +167,12 @@ def attend(
     mode: Mode,
     sinks: Tensor | None = None,
     attention_chunk: int = 0,
-    descales: Sequence[Tensor | None] = (None, None),
+    descales: Sequence[Tensor | None] = (None, None, None),
     only_checks: bool = False,
 ) -> Any:
     """(O, lse) of `flash_attn_func` of tensors as `lengths` says: dense, of a cache, of one in pages, or packed, [total, heads,
-    size]; lse is None unless it is wanted. `descales`, fp32 [batch or 1, kv_heads or 1], belong to keys and values. With
-    `only_checks`, nothing runs: the result is None, or an error."""
+    size]; lse is None unless it is wanted. `descales`, fp32 [batch or 1, kv_heads or 1], belong to keys, values and
+    queries. With `only_checks`, nothing runs: the result is None, or an error."""
     dropout_p = share_of(dropout_p)
     left, right = limits(window_size, causal)
     chunk = chunk_size(attention_chunk)
@@ -326,13 +327,13 @@ def flash_text(
     sinks: str | None = None,
     chunk: int = 0,
     kv_dtype: torch.dtype | None = None,
-    scaled: Sequence[bool] = (False, False),
+    scaled: Sequence[bool] = (False, False, False),
 ) -> str:
     """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each `limited` end of a window.
     `cached` names what is known of keys, by the names of `attngen.spec.cached`. `sinks` is the element type of sinks, if there
-    are any. `kv_dtype` is the type of keys and values if they have 8 bits, and `scaled` says whether those are multiplied with
-    scales of their own, `k_descale` and `v_descale`. `chunk` above 0 is the size of chunks of positions: how far they reach is
-    said too, as a range of keys that kernels solve for."""
+    are any. `kv_dtype` is the type of keys and values if they have 8 bits, and `scaled` says whether those, and queries, are
+    multiplied with scales of their own, `k_descale`, `v_descale` and `q_descale`. `chunk` above 0 is the size of chunks of
+    positions: how far they reach is said too, as a range of keys that kernels solve for."""
     check_mode(mode)
     if not isfinite(softcap):
         raise ArgumentError(f"`softcap` is {softcap}; expected a finite number")
@@ -354,8 +355,10 @@ def flash_text(
     if sinks:
         inputs["sinks"] = (sinks, ("heads",))
     of_head = "[b, h // (heads // kv_heads)]"
-    scales = {f"{t}_scale": f"{t}_descale{of_head}" for t, is_scaled in zip("kv", scaled, strict=True) if is_scaled}
-    inputs |= {f"{name[0]}_descale": ("fp32", ("batch", "kv_heads")) for name in scales}
+    found = [f"{t}_descale" for t, is_scaled in zip("kvq", scaled, strict=False) if is_scaled]
+    inputs |= dict.fromkeys(found, ("fp32", ("batch", "kv_heads")))
+    of_scores = " * ".join(f"{name}{of_head}" for name in ("q_descale", "k_descale") if name in found)
+    scales = {"k_scale": of_scores or None, "v_scale": f"v_descale{of_head}" if "v_descale" in found else None}
     keywords = {
         **scales,
         "mask": " and ".join(masks) or None,

@@ -10,7 +10,7 @@ import torch
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.torch.block_mask import takes
 
-FP8 = "queries, keys and values of 8 bits are not supported; convert them to 16 bits, and multiply them by their scales"
+FP8 = "queries of 8 bits beside a cache are not supported; convert them to 16 bits, and multiply them by their scale"
 SPARSE = "attngen skips the blocks that a mask leaves empty; pass the mask itself, as `mask_mod`"
 # Why an argument is refused, and what to use. None and False are what functions without the argument do.
 REFUSED = {

@@ -107,7 +107,7 @@ def flash_attn_with_kvcache(
         arguments = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
         scales = scales_of(q, k_cache, 1, k_descale=by_row(k_descale), v_descale=by_row(v_descale))
         descales = [None if one is None else one.squeeze(1) for one in scales]
-        named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk, "descales": descales}
+        named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk, "descales": (*descales, None)}
 
         def attention(cache: Cache, only_checks: bool = False) -> Any:
             rows, keys, values, lengths = cache

@@ -48,6 +48,7 @@ def flash_attn_varlen_func(
     sinks: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     attention_chunk: int = 0,
+    q_descale: Tensor | float | None = None,
     k_descale: Tensor | float | None = None,
     v_descale: Tensor | float | None = None,
     num_splits: int | None = None,
@@ -63,7 +64,7 @@ def flash_attn_varlen_func(
     `max_seqlen_k` of a sequence are ignored. `alibi_slopes` is [q_heads] or [batch, q_heads]. With `block_table` int32 [batch,
     max_pages], k and v are [pages, page_size, kv_heads, size]: key j of sequence i is row j % page_size of page
     block_table[i, j / page_size], and there are cu_seqlens_k[i + 1] - cu_seqlens_k[i] of them, or seqused_k[i] (int32 [batch]).
-    `k_descale` and `v_descale` are those of `flash_attn_func`, for keys and values of 8 bits.
+    `q_descale`, `k_descale` and `v_descale` are those of `flash_attn_func`, for tensors of 8 bits.
     Without pages, `seqused_k` says how many of a sequence's keys are read: kernels then look up where each key lies, which is
     slower. With pages or `seqused_k`, a backward raises. `page_table` is `block_table` by the name of versions 3 and 4.
     `seqused_q` int32 [batch] says how many of a sequence's rows there are, from the first; then q and O are copied, and O of
@@ -83,7 +84,7 @@ def flash_attn_varlen_func(
     if seqused_q is not None:
         q, cu_seqlens_q, back = _used_rows(q, cu_seqlens_q, seqused_q)
     k, v, lengths = _stored(k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, table, seqused_k)
-    descales = descales_of(q, k, cu_seqlens_q.numel() - 1, k_descale=k_descale, v_descale=v_descale)
+    descales = descales_of(q, k, cu_seqlens_q.numel() - 1, k_descale=k_descale, v_descale=v_descale, q_descale=q_descale)
     named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk, "descales": descales}
     output, lse = attend(q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                          return_attn_probs or return_lse, **named)  # fmt: skip

@@ -7,7 +7,13 @@ import math
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+
+import attngen
+from attngen.reference.problems import Shape, sample
+from attngen.spec.dtypes import from_storage
+from tests.harness import call, compiled
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("benchmarks")
@@ -123,3 +129,28 @@ def test_dropout_says_the_least_share_of_the_forward() -> None:
     text = part("dropout").table([row("one", 0.9), row("two", 0.4)])
     assert "| one | 90 | 100 | 90.0% | 90 | 100 | 50.0% |" in text
     assert text.endswith("least share of the forward 0.400 (two); geometric means: forward 0.600, backward 0.500.")
+
+
+def test_products_of_8_bits_beside_bf16_and_what_others_published() -> None:
+    row = {
+        "ratio": 1.2,
+        "tflops": {"8 bits": 1163.4, "bf16": 750.0},
+        "errors": {"8 bits": 0.0017, "bf16": 2e-4},
+        "largest": 0.07,
+    }
+    text = part("products_of_8_bits").table([row | {"case": "one", "mark": 1150.0}, row | {"case": "two", "mark": None}])
+    assert "| one | 1163 | 750 | 1.20 | 1.7e-03 | 2.0e-04 | 7.0e-02 |" in text
+    assert text.endswith(
+        "Goal, as published of others: one 1163 of 1150. Ratio to bf16: geometric mean 1.20, least 1.200 (one)."
+    )
+
+
+def test_sums_of_8_bits_in_one_level_are_those_of_the_same_kernel() -> None:
+    """Its text has what the other form replaces, which computes the same where sums lose nothing, as on the emulated device."""
+    sums = part("sums_of_8_bits")
+    spec = attngen.define(dtype=sums.BYTES, head_dim=sums.SIZE)
+    kernel = compiled(spec, "hopper", "sm_90a")
+    problem = sample(spec, Shape(1, 1, 1, 3, 300))
+    assert np.array_equal(*(from_storage(call(one, problem)[0]) for one in (kernel, sums.in_one_level(kernel))))
+    row = {"case": "flat", "errors": {"two levels": 2.2e-4, "one level": 2.7e-4}, "largest": 0.0076}
+    assert "| flat | 2.2e-04 | 2.7e-04 | 7.6e-03 |" in sums.table([row])

@@ -8,7 +8,7 @@ from attngen.device.cuda.memory import address_without_elements
 from attngen.device.protocol import DeviceError, OpaqueBytes
 from attngen.device.tensor_map import TensorMap
 
-_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32"}
+_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "fp8_e4m3": "UINT8", "fp8_e5m2": "UINT8"}
 
 
 def encode(tensor_map: TensorMap, pointer: int) -> OpaqueBytes:

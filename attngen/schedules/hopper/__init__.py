@@ -1,9 +1,10 @@
-"""The schedule `hopper`: an object for heads of up to 256, and one for wider heads."""
+"""The schedule `hopper`: an object for heads of up to 256, one for wider heads, and one for products of 8 bits."""
 
 from attngen.plan.plan import LARGEST_HEAD, WIDEST_HEAD, Schedule
 from attngen.plan.prepared import converted_types
-from attngen.schedules.hopper import needs, plan, shown, wide_plan, wide_shown
+from attngen.schedules.hopper import fp8_plan, fp8_shown, needs, plan, shown, wide_plan, wide_shown
 from attngen.schedules.hopper.context import Hopper
+from attngen.schedules.hopper.fp8_context import HopperFp8
 from attngen.schedules.hopper.wide_context import HopperWide
 from attngen.schedules.parts import wgmma
 
@@ -49,4 +50,24 @@ HOPPER_WIDE = Schedule(
     emulated_ns=7,
     context=HopperWide,
     loops=wide_shown.loops,
+)
+
+HOPPER_FP8 = Schedule(
+    name="hopper_fp8",
+    keyword="hopper",
+    summary="hopper for Q, K and V of 8 bits: products of 8 bits, whose sums over keys are added in fp32 after each tile.",
+    propose=fp8_plan.propose,
+    why_not=fp8_plan.why_not,
+    types=fp8_plan.types,
+    needs=wgmma.NEEDED,
+    tiles=fp8_plan.tiles,
+    in_return="products are of 8 bits",
+    multiplies_bytes=True,
+    scales_heads=True,
+    on_tensor_cores=True,
+    by_tma=True,
+    is_warp_specialized=True,
+    emulated_ns=7,
+    context=HopperFp8,
+    loops=fp8_shown.loops,
 )

@@ -54,6 +54,7 @@ class Fused(File):
             "sums_of_o": "O_frag",
             "heaviest_rounded": False,
             "adaptive_threshold": False,
+            "raised_weights": False,
             "work_tile": WORK_TILE,
             "places_rows": self.variant.places_rows,
         }
