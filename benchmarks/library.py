@@ -143,13 +143,13 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             found.append(read(spec, size, done.stdout))
             print(found[-1], flush=True)
+        form = ", from PTX" if options.ptx else ""
+        text = f"{torch.cuda.get_device_name()}, {arch}{form}\n\n{table(found)}"
+        print(text)
+        if options.write:
+            write_between(options.write, "library", text, arch)
         if "gpt2" in specs:
             print(from_python(Path(directory), cuda_include()))
-    form = ", from PTX" if options.ptx else ""
-    text = f"{torch.cuda.get_device_name()}, {arch}{form}\n\n{table(found)}"
-    print(text)
-    if options.write:
-        write_between(options.write, "library", text, arch)
     if any(one.failed for one in found):
         raise SystemExit(1)
 
