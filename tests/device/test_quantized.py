@@ -390,16 +390,20 @@ def test_lengths_select_the_tiles_that_they_select_for_16_bits() -> None:
 SCALES_OF_KEYS = [("e4m3", "softmax"), ("e5m2", "softmax"), ("fp16", "softmax"), ("bf16", "softmax"), ("e4m3", "sigmoid")]
 
 
-@pytest.mark.parametrize(("types", "normalize"), tiers.cases(SCALES_OF_KEYS, quick=[("e5m2", "softmax")]))
-@pytest.mark.parametrize("sizes", tiers.cases(["ordinary", "falling", "rising", "far apart"], quick=["far apart"]))
+@pytest.mark.parametrize(("types", "normalize"), tiers.cases(SCALES_OF_KEYS, quick=[("e4m3", "softmax")]))
+@pytest.mark.parametrize("sizes", tiers.cases(["small", "falling", "rising", "far apart"], quick=["far apart"]))
 def test_scales_of_keys_of_any_size_in_decode(types: str, normalize: str, sizes: str) -> None:
     """Products of weights and scales are far beyond the numbers of fp16, in both directions, in one row."""
-    more = {"inputs": {"vs": ("fp32", ("batch", "heads", "kv_len"))}, "v_scale": "vs[b, h, k]", "normalize": normalize}
+    vs = ("fp32", ("batch", "heads", "kv_len"))
+    more: dict[str, Any] = {"inputs": {"vs": vs}, "v_scale": "vs[b, h, k]", "normalize": normalize}
     spec = quantized(dtype=TYPES.get(types, types), head_dim_v=48, **more)
     problem, keys = sample(spec, Shape(2, 4, 2, 3, 700)), np.arange(700)
-    exponents = {"ordinary": 0 * keys, "falling": 20 - keys / 17, "rising": keys / 17 - 20, "far apart": keys * 7919 % 81 - 40}
+    steps = {"small": 0 * keys - 40, "falling": 20 - keys / 17, "rising": keys / 17 - 20, "far apart": keys * 7919 % 81 - 40}
+    exponents = steps[sizes]
+    if spec.dtypes["o"].name == "fp16":  # O is in its range
+        exponents = exponents + min(12 - exponents.max(), 0)
     signs = np.where(keys % 5 == 0, -1.0, 1.0)
-    problem.inputs["vs"] *= 0.1
-    problem.inputs["vs"] += (signs * 2.0 ** exponents[sizes]).astype(np.float32)
+    problem.inputs["vs"][...] = signs * 2.0**exponents
     found = run(spec, "decode", problem, arch="sm_90a")
+    assert np.isfinite(found.allowed)
     assert found.passed, found
