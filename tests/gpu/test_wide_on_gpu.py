@@ -149,3 +149,22 @@ def test_benches_of_their_types(text: str) -> None:
     (case,) = sweep.cases(spec, [256], [], [], False, 512)
     timed = [one.candidate for one in sweep.run([case], {}, 2, print, ("tiled", "decode"), (), False)]
     assert {"attngen tiled", "attngen decode"} <= {*timed}
+
+
+@pytest.mark.parametrize("storage", ["dense", "padded"])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_products_of_8_bits(head_dim: int, storage: str) -> None:
+    """Weights of e4m3 beside the rounding of O, in units of 2^-4; sums of wgmma, of which lse has those over the head size."""
+    types = {"q": "fp8_e4m3", "k": "fp8_e4m3", "v": "fp8_e4m3", "o": "bf16"}
+    for mask in (None, "causal_bottom_right"):
+        spec = attngen.define(dtype=types, head_dim=head_dim, mask=mask, lse=True, storage=storage)
+        kernel = attngen.compile(spec, kernel="hopper", device="cuda")
+        for q_len, kv_len in LENGTHS:
+            q = randn(2, 4, q_len, head_dim, dtype=torch.float8_e4m3fn)
+            k, v = (randn(2, 2, kv_len, head_dim, dtype=torch.float8_e4m3fn) for _ in range(2))
+            used = torch.full((2,), kv_len, dtype=torch.int32, device="cuda")
+            lengths = {"seqused": used, "max_kv_len": kv_len} if storage == "padded" else {}
+            found, lse = kernel(q, k, v, **lengths)
+            exact, exact_lse = torch_attention(spec, q, k, v)
+            assert (found.double() - exact).abs().max() <= 2**-4 * exact.abs().max()
+            assert torch.allclose(lse.double(), exact_lse, rtol=0, atol=4e-3)

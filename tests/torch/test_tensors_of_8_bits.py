@@ -66,9 +66,11 @@ def test_flash_attention_3s_scales() -> None:
 
 def test_other_scales_are_refused() -> None:
     q, k, v = drawn(1, 3)
-    with pytest.raises(ArgumentTypeError, match="`q_descale` is a float"):
-        flash_attn_func(q, k, v, q_descale=1.0)
-    with pytest.raises(ArgumentError, match=r"`v_descale` is \[3\]; expected \[batch, kv_heads\]"):
+    with pytest.raises(ArgumentTypeError, match="`q_descale` is a str; expected a number or a tensor"):
+        flash_attn_func(q, k, v, q_descale="1")
+    with pytest.raises(ArgumentError, match=r"`v_descale` is \[3\]; expected what broadcasts to"):
         flash_attn_func(q, k, v, v_descale=torch.ones(3))
+    with pytest.raises(ArgumentError, match="`q_descale` is of queries of 8 bits, and `q` has elements of float16"):
+        flash_attn_func(q.half(), k, v, q_descale=1.0)
     with pytest.raises(ArgumentError, match="expected keys and values of 8 bits"):
         flash_attn_func(q, k.half(), v.half())
