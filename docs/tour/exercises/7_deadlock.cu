@@ -833,11 +833,11 @@ struct Consumer : Block {
         wgmma_received(frag.O);
         release_stage(v, v_at);
         v_at.advance(STAGES);
+        round_weights();
         if (rescale) {
 #pragma unroll
             for (int i = 0; i < OUTPUT_COLUMNS / 2; ++i) frag.O[i] *= softmax.alpha[row_in_pair(i)];
         }
-        round_weights();
     }
 
     // Finishes a work tile: O = O / l, and starts the copy of O to global memory
