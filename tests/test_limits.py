@@ -55,7 +55,15 @@ REFUSED: dict[str, Callable[[], object]] = {
     )(Q, Q, Q, limit=torch.tensor(0.5, requires_grad=True)),
     "no kernel computes the second derivative of attention": second_derivative,
     "q has a tangent, and no kernel has a forward-mode derivative": lambda: torch.func.jvp(lambda q: call(q=q), (Q,), (Q,)),
-    "q has elements of float8_e4m3fn; expected one of fp16, bf16, fp32": lambda: call(q=Q.to(torch.float8_e4m3fn)),
+    "weights times scales of V that differ from key to key exceed the range of fp16": lambda: attngen.compile(
+        attngen.define(
+            dtype={"q": "fp16", "k": "fp8_e4m3", "v": "fp8_e4m3"},
+            v_scale="c[k]",
+            inputs={"c": ("fp32", ("kv_len",))},
+        ),
+        kernel="fused",
+        device="emulated",
+    ),
     "q has elements of float64; expected one of fp16, bf16, fp32": lambda: call(q=Q.double()),
     "q has 5 dimensions; expected 2 to 4": lambda: call(q=Q[None]),
     "x has elements of float64; expected one of fp32": lambda: plain(score=lambda s, b, h, q, k, x=DOUBLES: s + x[h]),

@@ -76,14 +76,13 @@ def descales_of(q: Tensor, k: Tensor, batch: int | None = None, **named: Any) ->
     """The scales of keys, values and queries of `batch` sequences (by default as many as q has), by the caller's names: each
     None, or fp32 [batch or 1, heads or 1]. Raises ArgumentError for others, and if keys, or queries, have not 8 bits."""
     if all(scale is None for scale in named.values()):
-        return [None, None]
+        return [None] * len(named)
     check_tensors(q=q, k=k)
-    if k.dtype not in CACHE_TYPES:
-        name, found = next(n for n, scale in named.items() if scale is not None), str(k.dtype).removeprefix("torch.")
-        raise ArgumentError(f"`{name}` is of keys and values of 8 bits, and `k` has elements of {found}; leave it out")
-    if named.get("q_descale") is not None and q.dtype not in CACHE_TYPES:
-        found = str(q.dtype).removeprefix("torch.")
-        raise ArgumentError(f"`q_descale` is of queries of 8 bits, and `q` has elements of {found}; leave it out")
+    for name in (name for name, scale in named.items() if scale is not None):
+        whose, what, tensor = ("q", "queries", q) if name == "q_descale" else ("k", "keys and values", k)
+        if tensor.dtype not in CACHE_TYPES:
+            found = str(tensor.dtype).removeprefix("torch.")
+            raise ArgumentError(f"`{name}` is of {what} of 8 bits, and `{whose}` has elements of {found}; leave it out")
     shape = (q.shape[0] if batch is None else batch, 1, k.shape[-2] if k.dim() > 1 else 1)
     return [None if scale is None else _scale(name, by_row(scale), shape, q).squeeze(1) for name, scale in named.items()]
 

@@ -184,7 +184,8 @@ def test_a_call_runs_the_plan_of_its_sizes() -> None:
     compiled = attngen.compile(PLAIN, kernel="hopper", device=EmulatedDevice(arch="sm_90a"))
     for length, rows in ((256, 256), (128, 128), (256, 256)):
         problem = sample(PLAIN, Shape(1, 2, 2, length, 1280))
-        assert compiled.at({"batch": 1, "q_heads": 2, "kv_heads": 2, "q_len": length, "kv_len": 1280}).plan.block_q == rows
+        sizes = {"batch": 1, "q_heads": 2, "kv_heads": 2, "q_len": length, "kv_len": 1280, "multiprocessors": 2}
+        assert compiled.at(sizes).plan.block_q == rows
         assert compared(compiled, problem).passed
 
 

@@ -62,7 +62,7 @@ def test_the_sizes_of_a_call_decide() -> None:
     """On the emulated device, which has 2 SMs."""
     compiled = attngen.compile(attngen.define(dtype="bf16", head_dim=32, mask="causal"), device="emulated")
     backward = compiled.gradients(QKV)
-    sizes = {"batch": 2, "q_heads": 2, "kv_heads": 2, "q_len": 40, "kv_len": 40}
+    sizes = {"batch": 2, "q_heads": 2, "kv_heads": 2, "q_len": 40, "kv_len": 40, "multiprocessors": 2}
     assert compiled.at(sizes).plan.block_q == 64 < compiled.plan.block_q
     assert backward.at(sizes).plan.block_kv == 64 < backward.plan.block_kv
     assert backward.at(sizes | {"q_len": 400, "kv_len": 400}) is backward

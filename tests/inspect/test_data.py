@@ -110,7 +110,7 @@ def test_other_commands_are_data_with_documented_keys(command: str, tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     listed = {name for entries in printed("list").values() for name in entries}
     found = set(keys(printed.__wrapped__(*command.split())))  # not remembered: it is of this folder
-    assert found - listed - set(KINDS) <= documented("build`, `list`, `cache` and")
+    assert found - listed - set(KINDS) <= documented("build`, `package`, `list`, `cache` and")
 
 
 def test_tune_is_data_with_documented_keys() -> None:

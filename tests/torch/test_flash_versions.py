@@ -239,7 +239,7 @@ def test_what_is_refused_says_what_to_use() -> None:
     rows, begins = q[0], torch.tensor([0, 5], dtype=torch.int32)
     mask = {"mask_mod": lambda b, h, row, key: row >= key}
     for call, said in (
-        (lambda: flash_attn_func(q, q, q, q_descale=torch.ones(1, 1)), "`q_descale` is of tensors of 8 bits, and `q` has"),
+        (lambda: flash_attn_func(q, q, q, q_descale=torch.ones(1, 1)), "`q_descale` is of queries of 8 bits, and `q` has"),
         (lambda: flash_attn_3.flash_attn_func(q, q, q, qv=q), "`qv` is not supported: .* concatenate `q` with `qv`"),
         (
             lambda: flash_attn_func(q, q, q, score_mod=of_cute),
