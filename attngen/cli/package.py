@@ -109,6 +109,8 @@ def _wanted(one: Loaded, wanted: str | None) -> tuple[str, ...] | None:
 
 def _packaged(one: Loaded, request: Request) -> Packaged:
     """The functions of an attention; if it has a forward alone, the refusal says how to package that."""
+    from dataclasses import replace
+
     from attngen.diagnostics import DiagnosticError
     from attngen.package.functions import FORWARD, packaged
     from attngen.spec.gradient import GradientError
@@ -118,7 +120,7 @@ def _packaged(one: Loaded, request: Request) -> Packaged:
             return packaged(one.spec, request)
     except (DiagnosticError, GradientError):
         if not request.only:
-            packaged(one.spec, Request(request.arches, request.schedule, FORWARD))  # raises if the forward is refused too
+            packaged(one.spec, replace(request, only=FORWARD, wanted=None))  # raises if the forward is refused too
             click.echo("note: --only forward packages the forward, without gradients", err=True)
         raise
 

@@ -117,8 +117,13 @@ def test_every_binding_has_a_template() -> None:
     assert forms == {*get_args(Binding)} - of_formulas - {"packed_map", "paged_map"} | {"number", "narrow_step"}
 
 
-def test_the_command_refuses_with_words() -> None:
+def test_the_command_refuses_with_words(tmp_path: Path) -> None:
     run = CliRunner().invoke
+    without_gradients = tmp_path / "a.attn"
+    without_gradients.write_text("attention a { dtype q bf16 k fp8_e4m3 v fp8_e4m3 head_dim 64 }")
+    refused = run(main, ["package", str(without_gradients), "-o", str(tmp_path / "out")])
+    assert refused.exit_code == 1
+    assert "note: --only forward packages the forward, without gradients" in refused.output
     assert "is no name in C" in run(main, ["package", "gpt2", "-o", "x", "--name", "1"]).output
     assert (
         "forwards have no gradients; leave out --wanted"
