@@ -122,7 +122,7 @@ def test_the_command_refuses_with_words(tmp_path: Path) -> None:
     without_gradients = tmp_path / "a.attn"
     without_gradients.write_text("attention a { dtype q bf16 k fp8_e4m3 v fp8_e4m3 head_dim 64 }")
     refused = run(main, ["package", str(without_gradients), "-o", str(tmp_path / "out")])
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "note: --only forward packages the forward, without gradients" in refused.output
     assert "is no name in C" in run(main, ["package", "gpt2", "-o", "x", "--name", "1"]).output
     assert (
