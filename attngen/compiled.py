@@ -93,7 +93,7 @@ class Compiled:
         """This with the planner's choice for the sizes of a call."""
         if not self.by_sizes:
             return self
-        found = self._choose(self.spec, Problem.of(sizes))
+        found = self._choose(self.spec, Problem.of({"multiprocessors": self.device.multiprocessors, **sizes}))
         key = found.keyword, found.tile
         return self if key == (self.plan.keyword, self.plan.tile) else self._other(key, lambda: self._with(found))
 

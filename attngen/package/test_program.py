@@ -220,12 +220,19 @@ class TestSpec:
                 (factor,) = self.printer.print(c.factor, share=False).results
                 yield Term(gradient_argument(name), ", ".join(indices), sources[c.source], factor)
 
+    @property
+    def _of_whole_arrays(self) -> set[str]:
+        """Gradients that a program computes for arrays which are not broadcast, and these arrays."""
+        every = (t for f in self.of.functions for p in self._programs(f) for t in p.of_role("output"))
+        return {name for t in every if t.like and not t.broadcasts for name in (t.argument, t.like)}
+
     def _array(self, a: Argument) -> TestArray:
         inputs = {i.name for i in self.spec.inputs}
         kind = "NORMAL" if a.name in (*QKV, "dout", "dlse") else "CAPTURED" if a.name in inputs else "RESULT"
         broadcasts = kind == "CAPTURED" and any(a.broadcasts[:1])
         of_like = next((o for o in self.of.arguments if o.name == a.like), None)
         broadcasts = broadcasts or (of_like is not None and any(of_like.broadcasts[:1]))
+        broadcasts = broadcasts and a.name not in self._of_whole_arrays
         sizes = a.size_texts
         if broadcasts:
             sizes = (f"other_layout ? 1 : {sizes[0]}", *sizes[1:])

@@ -273,6 +273,7 @@ def test_a_click_on_cuda_tells_what_is_its_own_from_what_is_inlined(gemma: Reade
 
 @pytest.mark.long
 def test_hovering_marks_until_a_click_stays(gemma: Reader) -> None:
+    gemma.tab.keyboard.press("Escape")  # a report opens with its mask marked
     gemma.tab.locator("#spec-6 .n").hover()
     assert gemma.marked("sass")
     gemma.tab.mouse.move(5, 5)
