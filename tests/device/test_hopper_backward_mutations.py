@@ -131,13 +131,8 @@ def test_every_step_between_warps_is_needed_where_products_are_split(part: int) 
 
 
 @pytest.mark.parametrize("part", tiers.cases(range(PARTS), one_of=PARTS))
-def test_every_step_between_warps_is_needed_where_halves_of_pairs_meet(
-    part: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_step_between_warps_is_needed_where_halves_of_pairs_meet(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planned for fewer columns of V than such heads have."""
-    if part == 1:
-        reason = "three steps, P.acquire among them, are not found to be needed: another orders the same, or no order shows it"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     monkeypatch.setattr(form, "MOST_OF_BOTH", 64)
     assert compiled(HALVES, "hopper").gradients(None, False).plan.own.by_halves
     assert steps_that_are_not_needed("causal", HALVES, part, deterministic=False) == []

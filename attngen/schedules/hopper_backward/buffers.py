@@ -129,5 +129,5 @@ def buffers_of_halves(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]
         tiles_of(spec, "P", (stages, slabs(held), rows), f"P of {stages} tiles, in the end dV, and the beginning of dK"),
         tiles_of(spec, "DS", (stages, slabs(held), rows), f"dS of {stages} tiles, in the end dK"),
         SharedBuffer(name="ROW_NUMBERS", element="float", shape=numbers, use="numbers of the rows of each stage"),
-        *words(stages, 4 + 7 * stages, VISIT_WORDS + 1),
+        *words(stages, 4 + 6 * stages, VISIT_WORDS + 1),
     )
