@@ -98,7 +98,12 @@ def _placed(compiled: CompiledAttention, arrays: Mapping[str, Any]) -> dict[str,
 
 def compared(kernel: CompiledAttention, problem: Sample, expected: Truth | None = None, **params: Any) -> Comparison:
     """The errors of a kernel's result against `expected`, by default the oracle's result."""
-    return compare(*call(kernel, problem, **params), expected or truth(kernel.spec, problem, params))
+    return compare(*call(kernel, problem, **params), expected or truth_for(kernel, problem, **params))
+
+
+def truth_for(kernel: CompiledAttention, problem: Sample, **params: Any) -> Truth:
+    """The oracle's result, and the largest errors allowed to a kernel."""
+    return truth(kernel.spec, problem, params, of_bytes=kernel.plan.schedule.multiplies_bytes)
 
 
 def is_right(kernel: CompiledAttention, problem: Sample, expected: Truth) -> bool:

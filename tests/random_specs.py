@@ -138,7 +138,7 @@ def _failure(one: Case, call_of: Call, kernel: CompiledAttention, seed: int) -> 
     expected: dict[tuple[int, int], Truth] = {}  # truth for the whole batch, by the lengths of its sequences
     for lengths in dict.fromkeys(call_of.lengths):
         part = of_lengths(spec, problem, *lengths)
-        expected[lengths] = whole = truth(spec, part, params)
+        expected[lengths] = whole = truth(spec, part, params, of_bytes=kernel.plan.schedule.multiplies_bytes)
         if wrong := misread(one, call_of, spec, part, whole):
             return wrong
     is_finite = all(np.isfinite(one.reference.output).all() for one in expected.values())

@@ -9,7 +9,7 @@ import numpy as np
 
 from attngen.inspect.trial import Trial, spoiled_row, with_nan, with_nan_in_keys
 from attngen.plan import Plan
-from attngen.reference.compare import Truth, truth
+from attngen.reference.compare import MOST_DRAWS, Truth, truth
 from attngen.reference.compare_gradients import GradientTruth, gradient_truth
 from attngen.reference.coverage import Exercise
 from attngen.reference.definition import allowed_rows
@@ -28,6 +28,8 @@ class Known:
 
     def __init__(self, spec: AttentionSpec, trial: Trial, values: Sample | None = None) -> None:
         self.spec, self.trial, self.sample = spec, trial, values or trial.problem(spec)
+        self._exercises: dict[bool, Exercise] = {}
+        self._truths: dict[tuple[bool, int], Truth] = {}
         self._gradients: dict[tuple[object, ...], GradientTruth] = {}
 
     @cached_property
@@ -37,9 +39,12 @@ class Known:
         every = dict.fromkeys(self.trial.setting.lengths)
         return {lengths: Known(self.spec, alone, of_lengths(self.spec, self.sample, *lengths)) for lengths in every}
 
-    @cached_property
-    def exercise(self) -> Exercise:
-        return Exercise(self.spec, self.sample, self.trial.params)
+    def exercise(self, plan: Plan) -> Exercise:
+        """The parts of the spec that the problem exercises, by the limits of errors of `plan`."""
+        of_bytes = plan.schedule.multiplies_bytes
+        if of_bytes not in self._exercises:
+            self._exercises[of_bytes] = Exercise(self.spec, self.sample, self.trial.params, of_bytes)
+        return self._exercises[of_bytes]
 
     @cached_property
     def hidden(self) -> tuple[Array, Array]:
@@ -74,14 +79,14 @@ class Known:
     def reference(self) -> Reference:
         return numpy_attention(self.spec, self.sample, self.trial.params)
 
-    @cached_property
-    def truth(self) -> Truth:
-        return truth(self.spec, self.sample, self.trial.params, exact=self.reference)
-
-    @cached_property
-    def least_truth(self) -> Truth:
-        """`truth` with bounds of few draws of errors, which take a fraction of the time: never larger ones."""
-        return truth(self.spec, self.sample, self.trial.params, FEW_DRAWS, self.reference)
+    def truth(self, plan: Plan, draws: int = MOST_DRAWS) -> Truth:
+        """The result, and the largest errors allowed to `plan`, by so many draws of errors. FEW_DRAWS take a fraction of the
+        time, and their bounds are never larger."""
+        key = (plan.schedule.multiplies_bytes, draws)
+        if key not in self._truths:
+            of = (self.spec, self.sample, self.trial.params, draws, self.reference)
+            self._truths[key] = truth(*of, of_bytes=plan.schedule.multiplies_bytes)
+        return self._truths[key]
 
     @property
     def loss(self) -> Loss:
@@ -103,7 +108,7 @@ class Known:
     def compute(self, plan: Plan) -> None:
         """Computes what the results of `plan` are first compared with."""
         for known in self.of_lengths.values() or (self,):
-            _ = known.gradients(plan, FEW_DRAWS) if plan.wanted else known.least_truth
+            _ = known.gradients(plan, FEW_DRAWS) if plan.wanted else known.truth(plan, FEW_DRAWS)
 
 
 class Problems:

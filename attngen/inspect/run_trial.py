@@ -16,7 +16,7 @@ from attngen.inspect.known import FEW_DRAWS, Known
 from attngen.inspect.trial import Trial
 from attngen.plan import Plan
 from attngen.plan.heads_in_l2 import HeadsInL2
-from attngen.reference.compare import Comparison, Wrong, compare
+from attngen.reference.compare import MOST_DRAWS, Comparison, Wrong, compare
 from attngen.reference.compare_gradients import DRAWS, compare_gradients
 from attngen.reference.problems import Array, Sample
 from attngen.reference.stored import PAGE_SIZE, apart, dense, of_sequences, stored, with_layout, with_wrong_lengths
@@ -109,22 +109,23 @@ def _forward(compiled: CompiledAttention, known: Known, computed: Computed, tria
     done = perf_counter() - start
     computed.result()
     if not trial.setting.lengths:
-        return _compared(*results, known), done, {}
+        return _compared(*results, known, compiled.plan), done, {}
     sequences = of_sequences(compiled.spec, [rows for rows, _ in trial.setting.lengths], *results)
     found = [
-        _compared(*result, known.of_lengths[lengths], b)
+        _compared(*result, known.of_lengths[lengths], compiled.plan, b)
         for b, (lengths, result) in enumerate(zip(trial.setting.lengths, sequences, strict=True))
     ]
     worst = max(found, key=lambda one: one.excess)
     return replace(worst, wrong=tuple(tensor for one in found for tensor in one.wrong)), done, {}
 
 
-def _compared(output: Any, lse: Any, known: Known, b: int | None = None) -> Comparison:
+def _compared(output: Any, lse: Any, known: Known, plan: Plan, b: int | None = None) -> Comparison:
     """The errors of all batches, or of sequence `b`, whose results these are."""
-    found = compare(output, lse, known.least_truth if b is None else known.least_truth.of_batch(b))
-    if found.passed:
-        return found
-    found = compare(output, lse, known.truth if b is None else known.truth.of_batch(b))
+    for draws in (FEW_DRAWS, MOST_DRAWS):
+        expected = known.truth(plan, draws)
+        found = compare(output, lse, expected if b is None else expected.of_batch(b))
+        if found.passed:
+            return found
     return found if b is None else replace(found, wrong=_of_sequence(b, found.wrong))
 
 

@@ -249,7 +249,9 @@ class _Search:
         allowed = {head: case.allowed(*head) for head in corners}
         found: set[str] = set()
         for what, head, computed in wrong_pairs(case, allowed):
-            if what not in seen | found and self.problems.known(trial).exercise.notices_pairs(*head, allowed[head], computed):
+            if what not in seen | found and self.problems.known(trial).exercise(self.plan).notices_pairs(
+                *head, allowed[head], computed
+            ):
                 found.add(what)
         return found
 
@@ -287,7 +289,7 @@ class _Search:
         found: set[Goal] = {goal for goal in goals if isinstance(goal, Circumstance) and goal.occurs(case)}
         changes = [goal for goal in self.left if goal in goals and isinstance(goal, Alternative)]
         if changes:
-            exercise = self.problems.known(trial).exercise
+            exercise = self.problems.known(trial).exercise(self.plan)
             found |= {*exercise.noticed(changes)}
             for one in changes:
                 if one not in found and exercise.same_by_normalization(one):

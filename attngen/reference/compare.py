@@ -98,9 +98,11 @@ def truth(
     params: Mapping[str, int | float] | None = None,
     most_draws: int = MOST_DRAWS,
     exact: Reference | None = None,
+    of_bytes: bool = False,
 ) -> Truth:
     """The float64 result of `problem` and the bounds that follow from computing it in storage precision; `exact` is that
-    result, if it is known.
+    result, if it is known. `of_bytes`: a kernel's products are of 8 bits (`Schedule.multiplies_bytes`), so its errors may be
+    those of weights in e4m3, and of sums that wgmma keeps of them.
 
     The error of fp32 is the larger of what it is here and what it may be on any machine: numpy's products add in an order of
     the machine's, and one row has few of them. Problems of few pairs have several draws of such errors, as one may be small by
@@ -110,7 +112,9 @@ def truth(
     draws = draws_of(problem, most_draws)
     inexact = [numpy_attention(spec, problem, params, np.float32)]
     shared: dict[tuple[Any, ...], Any] | None = {} if draws > 1 else None
-    inexact += [numpy_attention(spec, problem, params, rounding=Rounding(i, shared=shared)) for i in range(draws)]
+    inexact += [
+        numpy_attention(spec, problem, params, rounding=Rounding(i, of_bytes=of_bytes, shared=shared)) for i in range(draws)
+    ]
     return Truth(exact, *allowed_errors(spec, exact, inexact, problem.k.shape[2]))
 
 

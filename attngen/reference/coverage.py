@@ -39,12 +39,14 @@ class _Part:
 
 
 class Exercise:
-    """A problem with the results of a few of its heads. Results of alternatives are compared with them."""
+    """A problem with the results of a few of its heads, with which results of alternatives are compared. `of_bytes`: by the
+    limits of kernels whose products are of 8 bits."""
 
-    def __init__(self, spec: AttentionSpec, sample: Sample, params: Mapping[str, int | float]) -> None:
+    def __init__(self, spec: AttentionSpec, sample: Sample, params: Mapping[str, int | float], of_bytes: bool = False) -> None:
         self.spec = spec
         self._exact, self._single = (numbers_of(spec, sample, params, t) for t in (np.float64, np.float32))
-        self._inexact = (self._single, *([replace(self._exact, rounding=Rounding(0))] if is_split(spec) else []))
+        rounded = [replace(self._exact, rounding=Rounding(0, of_bytes=of_bytes))] if is_split(spec) or of_bytes else []
+        self._inexact = (self._single, *rounded)
         heads = _some_heads(*sample.q.shape[:2]) if sample.q.size else []
         parts = _some_rows(sample.q.shape[2], sample.k.shape[2])
         self._parts = [self._part(b, h, rows) for b, h in heads for rows in parts]

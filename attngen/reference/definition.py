@@ -35,6 +35,7 @@ class Rounding:
 
     seed: int  # a seed of their signs
     term: float = TERM  # relative error of each term of a sum over rows or keys, beside SPLIT_TERM if the precision allows it
+    of_bytes: bool = False  # products are of numbers of 8 bits, and weights are numbers of e4m3 (`Schedule.multiplies_bytes`)
     # what other seeds need too for the same problem; None: nothing is kept
     shared: dict[tuple[Any, ...], Any] | None = field(default=None, repr=False, compare=False)
 
@@ -205,18 +206,13 @@ def _in_fp16(problem: Problem, weights: Any, at: tuple[int, ...]) -> Any:
 
 
 def _in_bytes(problem: Problem, weights: Any, at: tuple[int, ...]) -> Any:
-    """Weights with the errors of numbers of e4m3, if the problem has rounding and Q, K and V have 8 bits. The largest weight of
-    a row has none: it is a power of 2."""
-    if problem.rounding is None or not may_multiply_bytes(problem.spec):
+    """Weights with the errors of numbers of e4m3, if the problem has rounding of such products. The largest weight of a row has
+    none: it is a power of 2."""
+    if problem.rounding is None or not problem.rounding.of_bytes:
         return weights
     largest = weights.max(-1, keepdims=True, initial=0.0)
     size = np.maximum(WEIGHT_OF_BYTES * weights, np.where(weights == 0.0, 0.0, LEAST_WEIGHT_OF_BYTES * largest))
     return weights + _error(problem.rounding, np.where(weights == largest, 0.0, size), "weight of bytes", at)
-
-
-def may_multiply_bytes(spec: AttentionSpec) -> bool:
-    """Whether products may be those of numbers of 8 bits, of weights too: if Q, K and V have 8 bits."""
-    return spec.normalize == "softmax" and {spec.dtypes[t] for t in "qkv"} <= {*FP8_DTYPES}
 
 
 def dropout_rows(problem: Problem, b: int, h: int, rows: slice) -> Any | None:
@@ -260,7 +256,7 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
     over_head_dim = math.sqrt(a.shape[-1] + 36.0) * unit_roundoff(FP32)
     unit = over_head_dim if result in SUMS_OVER_HEAD_DIM else rounding.term
     unit = math.hypot(unit, SPLIT_TERM if is_split(problem.spec) else 0.0)
-    of_bytes = result == "s" and may_multiply_bytes(problem.spec)
+    of_bytes = result == "s" and rounding.of_bytes
     unit = TERM_OF_BYTES if of_bytes else unit
 
     def product() -> tuple[Any, Any]:

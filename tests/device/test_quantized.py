@@ -15,6 +15,7 @@ from attngen.inspect.gpu_memory import from_gpu
 from attngen.plan import ARCHES
 from attngen.plan.plan import PlanRefusal
 from attngen.plan.problem import Problem
+from attngen.reference.compare import truth
 from attngen.reference.free_sizes import with_free_sizes
 from attngen.reference.problems import Shape, sample
 from attngen.reference.torch_oracle import to_torch
@@ -22,7 +23,7 @@ from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.dtypes import FP8_DTYPES, DType, from_storage, round_to_storage, within_range
 from tests import tiers
-from tests.harness import call_stored, compared, compiled, run
+from tests.harness import call_stored, compared, compile_text, compiled, emitted, run
 from tests.random_draws import Case
 from tests.random_lengths import Call
 from tests.random_problems import arrays_of
@@ -96,6 +97,27 @@ def test_decode(types: str, scales: str, size: int) -> None:
     for q_len, kv_len in ((1, 700), (7, 133), (3, 5)):
         found = run(spec, "decode", Shape(2, 4, 2, q_len, kv_len), arch="sm_90a")
         assert found.passed, found
+
+
+OF_WEIGHTS = {"naive": "expf(row[k] - shift) / divisor", "tiled": "expf(s.at[e] - shift) * inverse"}
+IN_E4M3 = """static float in_e4m3(float p) {  // a weight as a number of e4m3, times 2^-8
+    const float unit = exp2f(floorf(log2f(fmaxf(256.0f * p, 0.015625f))) - 3.0f);
+    return rintf(256.0f * p / unit) * unit / 256.0f;
+}
+"""
+
+
+@pytest.mark.parametrize("schedule", OF_WEIGHTS)
+def test_weights_of_8_bits_are_wrong_in_kernels_that_multiply_numbers_of_fp32(schedule: str) -> None:
+    """The types of Q, K and V widen no limits: what a kernel multiplies does."""
+    spec = attngen.define(dtype=ALL_OF_8_BITS, head_dim=16)
+    usual, problem = emitted(spec, schedule), sample(spec, Shape(1, 2, 1, 33, 133))
+    weight, kernels = OF_WEIGHTS[schedule], 'extern "C" __global__'
+    assert usual.text.count(weight) == 1
+    text = usual.text.replace(weight, f"in_e4m3({weight})").replace(kernels, IN_E4M3 + kernels, 1)
+    kernel = compile_text(spec, schedule, replace(usual, text=text))
+    assert not compared(kernel, problem).passed
+    assert compared(kernel, problem, truth(spec, problem, of_bytes=True)).passed
 
 
 STORAGES = ("padded", "packed", "paged", "packed_paged")
