@@ -4,9 +4,9 @@
     kernel = attngen.compile("gpt2")  # a shipped spec, or the path of an .attn file
     o = kernel(q, k, v)
 
-`define` describes an attention in Python, `load` reads an `.attn` file, `compile` makes a callable of either, `attention` is
-torch's scaled_dot_product_attention for arrays of any library. The functions of the language (`where`, `exp`, `tanh`, ...) are
-here for masks and scores written as Python functions. Everything is imported on first use.
+`define` describes an attention in Python, `load` reads one from an `.attn` file, `compile` makes a callable of either,
+`attention` is torch's scaled_dot_product_attention for arrays of any library. The functions of the language (`where`, `exp`,
+`tanh`, ...) are here for masks and scores written as Python functions. Everything is imported on first use.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from attngen.api import CompiledAttention as CompiledAttention
     from attngen.api import compile as compile
     from attngen.api import load as load
+    from attngen.api import load_all as load_all
     from attngen.cache.disk_cache import CacheWarning as CacheWarning
     from attngen.device.arrays import ArgumentTypeError as ArgumentTypeError
     from attngen.device.emulated.findings import EmulationError as EmulationError
@@ -60,6 +61,7 @@ _HOME = {
     "compile": "attngen.api",
     "define": "attngen.language.python_spec",
     "load": "attngen.api",
+    "load_all": "attngen.api",
     "to_text": "attngen.spec.print_attn",
     "traced": "attngen.language.python_spec",
 }

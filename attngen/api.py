@@ -257,24 +257,26 @@ def register_tensor_function(make: MakeTensorFunction) -> None:
     _tensor_functions.append(make)
 
 
-def load_one(path: Path) -> AttentionSpec:
-    """The spec in an `.attn` file, or the shipped one of that name. Raises ArgumentError if the file holds several."""
-    loaded = load(path)
-    if isinstance(loaded, tuple):
-        names = ", ".join(s.name for s in loaded)
-        raise ArgumentError(f"{path} holds several attentions ({names}); load it and pass one of them")
-    return loaded
+def load(path: Path) -> AttentionSpec:
+    """The spec of a name: the path of an `.attn` file, the name of a shipped file or of an attention in one, or, of a file with
+    several attentions, FILE:ATTENTION.
 
-
-def load(path: Path) -> AttentionSpec | tuple[AttentionSpec, ...]:
-    """The spec in an `.attn` file, or the shipped one of that name; a tuple if the file holds several.
-
-    Raises DiagnosticError for mistakes in it, OSError if it cannot be read.
+    Raises DiagnosticError for mistakes in the file, OSError if it cannot be read, ArgumentError if the name stands for several
+    attentions or the file has none of that name.
     """
+    from attngen.language.load import choices
+
+    loaded = load_all(path)
+    if len(loaded) > 1:
+        raise ArgumentError(f"{path} has {len(loaded)} attentions; name one of them: {choices(str(path), loaded)}")
+    return loaded[0]
+
+
+def load_all(path: Path) -> tuple[AttentionSpec, ...]:
+    """All specs that a name stands for: those of a file, in its order. Names and errors are those of `load`."""
     from attngen.language import load_file
 
-    specs = load_file(find_spec(path))
-    return specs[0] if len(specs) == 1 else specs
+    return load_file(*find_spec(path))
 
 
 def compile(
@@ -287,7 +289,7 @@ def compile(
     ahead: Sequence[str] = (),
     storage: Storage | None = None,
 ) -> CompiledAttention:
-    """A callable that computes `spec`: an AttentionSpec, the path of an `.attn` file, or the name of a shipped spec.
+    """A callable that computes `spec`: an AttentionSpec, or the name of one, as `load` takes it.
 
     `kernel` (naive, tiled, fused, wgmma, hopper, decode, auto) overrides the spec's own statement. `device` is "cuda",
     "cuda:N", "emulated", "emulated:fast" (without checks), "auto" (cuda if there is a GPU) or a Device. `arch` is the
@@ -344,7 +346,7 @@ def _checked(spec: AttentionSpec | Path, storage: Storage | None) -> AttentionSp
     if isinstance(spec, AttentionSpec):
         check(spec)
     else:
-        spec = load_one(spec)
+        spec = load(spec)
     if storage is not None and storage != spec.kernel.storage:
         if storage not in get_args(Storage):
             raise ArgumentError(f"storage is {storage!r}; expected {', '.join(get_args(Storage))}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import attngen
+from attngen.shipped import shipped_specs
 from tests.conftest import ROOT
 
 
@@ -53,6 +54,33 @@ def test_shipped_specs_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("x" * 300, f"{'x' * 300}/gpt2.attn", "attention a { " + "x" * 300):  # longer than the name of a file may be
         with pytest.raises(FileNotFoundError, match="no file and no shipped spec"):
             attngen.compile(name)
+
+
+def test_an_attention_of_a_file_with_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local, everywhere = attngen.load_all("gemma2")
+    assert attngen.load("gemma2_local") == attngen.load("gemma2:gemma2_local") == local
+    assert attngen.load(ROOT / "specs" / "models" / "gemma2.attn:gemma2_global") == everywhere
+    with pytest.raises(attngen.ArgumentError, match="name one of them: gemma2:gemma2_local or gemma2:gemma2_global"):
+        attngen.compile("gemma2")
+    with pytest.raises(attngen.ArgumentError, match=r"gemma2\.attn has no attention called local; it has gemma2_local"):
+        attngen.load("gemma2:local")
+    with pytest.raises(FileNotFoundError, match="did you mean `gemma2_local`"):
+        attngen.load("gemma2_locl")
+    with pytest.raises(FileNotFoundError, match=r"did you mean `gemma2`.*'gema2'"):
+        attngen.load("gema2:gemma2_local")
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b:c"):  # a file's own name goes first
+        (tmp_path / name).write_text("attention c { dtype fp16 head_dim 64 } attention d { dtype bf16 head_dim 64 }")
+        assert [spec.name for spec in attngen.load_all(name)] == ["c", "d"]
+        assert attngen.load(f"{name}:d").dtype.name == "bf16"
+
+
+def test_every_shipped_attention_is_found_by_its_name() -> None:
+    for path in shipped_specs().values():
+        for spec in attngen.load_all(path):
+            assert attngen.load(f"{path.stem}:{spec.name}") == spec
+            found = attngen.load_all(spec.name)
+            assert spec in found or spec.name in shipped_specs(), "else the file of that name"
 
 
 # Caught inside: an ExpressionError becomes a DiagnosticError or a TraceError, an UntrustedError a CacheWarning, a NotComputed a

@@ -86,6 +86,7 @@ def main() -> None:
     attngen cache                              the compiled kernels on disk
 
     SPEC is an .attn file, - for standard input, or the name of a shipped spec, as in `attngen check alibi`.
+    One attention of a file with several is FILE:ATTENTION, as in mine.attn:local or gemma2:gemma2_local.
 
     A schedule is a way to compute a spec: naive, tiled, fused, wgmma, hopper or decode; auto selects hopper
     on GPUs that support it, else fused; decode for calls of few rows, and fused for many short rows.

@@ -43,7 +43,6 @@ INSTALL = "pip install 'attngen[bench]'"
 @options.number("--rounds", 2, "Number of timings of each candidate.", 21)
 @options.param
 @options.gradients
-@options.name
 @options.file("--json", "json_file", what="Write the results to this file.")
 @options.file("--plot", what="Plot the results to this file: .png, .svg or .pdf.")
 @click.option(
@@ -51,7 +50,7 @@ INSTALL = "pip install 'attngen[bench]'"
 )
 def command(
     spec: str | None, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
-    kernel: str, rounds: int, given: tuple[str, ...], gradients: Gradients, name: str | None,
+    kernel: str, rounds: int, given: tuple[str, ...], gradients: Gradients,
     json_file: Path | None, plot: Path | None, kept: Path | None,
 ) -> None:  # fmt: skip
     """Measure a spec on the GPU beside the alternatives in torch.
@@ -75,7 +74,7 @@ def command(
     counted. The error is that of the gradient that is furthest from float64, relative to its largest element.
 
     Without a GPU, operations and bytes of one small problem are counted on the emulated device instead; only --param,
-    --name, --backward and --wanted are then accepted.
+    --backward and --wanted are then accepted.
     """
     from attngen.device.select import has_gpu
 
@@ -96,10 +95,10 @@ def command(
         _check_lists(lengths, dtypes, head_dims, kernel)
         if not has_gpu():
             _refuse_options_of_timings()
-            _count(spec, name, given, gradients)
+            _count(spec, given, gradients)
             return
         _require_packages(measures=True, plot=plot)
-        one = load_one_spec(spec, name)
+        one = load_one_spec(spec)
         if json_file is not None:
             check_writable(json_file)
         report = _measured(
@@ -125,7 +124,7 @@ def command(
 
 def _refuse_options_of_timings() -> None:
     """Raises UsageError if the command line has an option that counts, made without a GPU, do not have."""
-    refused = options.given(*_parameters_but("spec", "given", "backward", "wanted", "name"))
+    refused = options.given(*_parameters_but("spec", "given", "backward", "wanted"))
     if refused:
         missing = [name for name in ("torch", "matplotlib") if find_spec(name) is None]
         more = f"; with one, {' and '.join(missing)} would be missing too: {INSTALL}" if missing else ""
@@ -223,7 +222,7 @@ class _BenchTable:
         click.echo(click.style(line, bold=r.candidate.startswith("attngen")), color=colored(sys.stdout))
 
 
-def _count(spec: str, name: str | None, given: tuple[str, ...], gradients: Gradients) -> None:
+def _count(spec: str, given: tuple[str, ...], gradients: Gradients) -> None:
     """Prints the counts of the emulated device."""
     from attngen.inspect.tracing import trace_spec
     from attngen.reference.problems import Shape
@@ -231,7 +230,7 @@ def _count(spec: str, name: str | None, given: tuple[str, ...], gradients: Gradi
 
     arch = arch_known(default_arch())
     click.echo("no GPU found, so nothing can be timed; these are exact counts of the emulated device", err=True)
-    for one in load_specs(spec, name):
+    for one in load_specs(spec):
         shape = Shape(batch=1, q_heads=2, kv_heads=2, q_len=256, kv_len=256)
         sizes, wanted = shape.sizes(one.spec), gradients.of(one.spec)
         width = 27 if wanted else 18

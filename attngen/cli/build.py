@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 @options.arches
 @options.gradients
 @click.option("--saves-lse", is_flag=True, help="Forward: also write lse and what else the backward of the schedule reads.")
-@options.name
 @options.comments
 @click.option(
     "--cubin", is_flag=True, help="Also compile: write a .cubin for each file, and fill the kernel cache. Needs no GPU."
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the paths of the written files as JSON.")
 def command(
     spec: str, output: Path, kernel: str | None, arch: str | None, gradients: Gradients, saves_lse: bool,
-    name: str | None, comments: Comments, cubin: bool, as_json: bool,
+    comments: Comments, cubin: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write CUDA source files, each with a JSON manifest that describes how to launch it.
 
@@ -59,7 +58,7 @@ def command(
 
     if gradients.backward:
         options.refuse("a backward saves no lse", "saves_lse")
-    loaded = load_specs(spec, name)
+    loaded = load_specs(spec)
     arches = arches_named(arch, kernel, loaded)
     todo = [
         (target, schedule, one)

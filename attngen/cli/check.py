@@ -64,13 +64,12 @@ if TYPE_CHECKING:
     type=click.Choice(["bhsd", "bshd"]),
     help="With --against: axes of q, k, v: batch, heads, length, size, or batch, length, heads, size.  [default: what agrees]",
 )
-@options.name
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON; docs/json.md lists the keys.")
 def command(
     spec: str, device: str, kernel: str | None, backward: bool | None, wanted: str | None, deterministic: bool,
     arch: str | None, dtype: str | None, batch: int | None, heads: int | None, kv_heads: int | None, q_len: int | None,
     kv_len: int | None, given: tuple[str, ...], dims: tuple[str, ...], seed: int, thread_orders: int, fast: bool, debug: bool,
-    source: Path | None, against: str | None, layout: str | None, name: str | None, as_json: bool,
+    source: Path | None, against: str | None, layout: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run a spec's kernels, forward and backward, compare with numpy in float64, and print the errors.
 
@@ -112,7 +111,7 @@ def command(
             "--against runs no kernel", "kernel", "backward", "wanted", "deterministic", "arch", "dtype", "dims",
             "thread_orders", "fast", "debug", "source",
         )  # fmt: skip
-        _check_against(specs.load_specs(spec, name), against, given, as_json, device, layout, batch, heads, kv_heads, q_len,
+        _check_against(specs.load_specs(spec), against, given, as_json, device, layout, batch, heads, kv_heads, q_len,
                        kv_len, seed)  # fmt: skip
         return
     options.refuse("only --against has a layout", "layout")
@@ -128,7 +127,7 @@ def command(
 
     gpu = None if emulated_by_default(device) else device_named(device)
     arch = gpu.arch if gpu is not None else None if arch is None else specs.arch_known(arch).name
-    loaded = specs.load_specs(spec, name)
+    loaded = specs.load_specs(spec)
     if dtype is not None:
         loaded = [replace(one, spec=replace(one.spec, dtype=DTYPES[dtype])) for one in loaded]
     stated = specs.Gradients(True, wanted, deterministic)

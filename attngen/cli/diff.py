@@ -28,14 +28,13 @@ if TYPE_CHECKING:
 @click.argument("right", metavar="SCHEDULE[@ARCH]")
 @click.option("--arch", help="One architecture for both.  [default: the oldest that has both schedules]")
 @options.gradients
-@options.name
 @options.comments
 @options.number("--context", 0, "Number of unchanged lines around each change.", 3)
 @click.option("--full", is_flag=True, help="Print every line, changed or not.")
 @options.number("--width", 20, "Width in columns; below 120, one file below the other.  [default: the terminal's]")
 @click.option("--json", "as_json", is_flag=True, help="Print only the counts of lines, as JSON.")
 def command(
-    spec: str, left: str, right: str, arch: str | None, gradients: Gradients, name: str | None, comments: Comments,
+    spec: str, left: str, right: str, arch: str | None, gradients: Gradients, comments: Comments,
     context: int, full: bool, width: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show what changes from one schedule to another, side by side.
@@ -66,7 +65,7 @@ def command(
     from attngen.inspect.diff_text import diff_text, summary
 
     numbers = []
-    for one in load_specs(spec, name):
+    for one in load_specs(spec):
         (plan, source), (other_plan, other) = _sides(one, left, right, arch, comments, gradients)
         compared, code = _compared(source, other)
         numbers.append({"attention": one.spec.name, "lines": _numbers(compared), "code": _numbers(code)})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LENGTH = 1024
 PROCESSORS = 8
 WHOSE = "Of a puzzle: your file.  [default: NAME.cu in the current folder; without one, the solution]"
-OF_SPECS = ("name", "kernel", "arch", "q_len", "kv_len", "given", "multiprocessors")
+OF_SPECS = ("kernel", "arch", "q_len", "kv_len", "given", "multiprocessors")
 
 
 @click.command("draw")
@@ -39,10 +39,9 @@ OF_SPECS = ("name", "kernel", "arch", "q_len", "kv_len", "given", "multiprocesso
     show_default=True,
     help="Colours; auto follows the reader's preference, inside the file.",
 )
-@options.one_name
 def command(
     subject: str | None, what: str | None, output: Path | None, as_list: bool, kernel: str | None, arch: str | None, q_len: int,
-    kv_len: int | None, given: tuple[str, ...], multiprocessors: int, source: Path | None, theme: str, name: str | None,
+    kv_len: int | None, given: tuple[str, ...], multiprocessors: int, source: Path | None, theme: str,
 ) -> None:  # fmt: skip
     """Draw what a kernel does, as an SVG file that is legible in light and dark.
 
@@ -80,7 +79,7 @@ def command(
         picture = _of_puzzle(subject, what, source)
     else:
         options.refuse("a spec is drawn as it is planned", "source")
-        picture = _of_spec(subject, what, (kernel, arch, q_len, kv_len, given, name), multiprocessors)
+        picture = _of_spec(subject, what, (kernel, arch, q_len, kv_len, given), multiprocessors)
     text = picture.svg(theme)  # type: ignore[arg-type]
     if str(path) == "-":
         click.echo(text, nl=False)
@@ -99,7 +98,7 @@ def _is_puzzle(subject: str) -> bool:
 def _of_spec(
     subject: str,
     what: str,
-    chosen: tuple[str | None, str | None, int, int | None, tuple[str, ...], str | None],
+    chosen: tuple[str | None, str | None, int, int | None, tuple[str, ...]],
     processors: int,
 ) -> Picture:
     from attngen.inspect.call import Call
@@ -108,8 +107,8 @@ def _of_spec(
     from attngen.inspect.work import check_countable
     from attngen.reference.problems import Shape
 
-    kernel, arch, q_len, kv_len, given, name = chosen
-    loaded = load_one_spec(subject, name)
+    kernel, arch, q_len, kv_len, given = chosen
+    loaded = load_one_spec(subject)
     plan, _ = source_of(loaded, arch_named(arch, kernel, [loaded]), kernel)
     params = known_params(loaded.spec, given)
     call = Call(loaded.spec, plan, q_len, kv_len or q_len, params)

@@ -18,11 +18,10 @@ from attngen.cli.specs import Gradients, arch_named, known_params, load_specs, o
 @options.kv_len
 @options.param
 @options.gradients
-@options.name
 @click.option("--json", "as_json", is_flag=True, help="Print the same as data; docs/json.md lists the keys.")
 def command(
     spec: str, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None, given: tuple[str, ...],
-    gradients: Gradients, name: str | None, as_json: bool,
+    gradients: Gradients, as_json: bool,
 ) -> None:  # fmt: skip
     """Explain a kernel: decisions with reasons, shared memory, registers, occupancy, work, roofline, and visited tiles.
 
@@ -46,7 +45,7 @@ def command(
     from attngen.reference.problems import Shape
 
     lengths = (q_len, q_len if kv_len is None else kv_len)
-    loaded = load_specs(spec, name)
+    loaded = load_specs(spec)
     target = arch_named(arch, kernel, loaded)
     explained = []
     for one in loaded:

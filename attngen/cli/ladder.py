@@ -33,10 +33,7 @@ From here the schedules go on, whose files differ by more: `attngen diff {name} 
 )
 @options.size("--q-len", 1, "Number of queries of the counted problem.", 256)
 @options.kv_len
-@options.one_name
-def command(
-    spec: str, step: int | None, changes: int | None, output: Path | None, q_len: int, kv_len: int | None, name: str | None
-) -> None:
+def command(spec: str, step: int | None, changes: int | None, output: Path | None, q_len: int, kv_len: int | None) -> None:
     """Climb from one thread a row to tensor cores and asynchronous copies, one idea a step.
 
     \b
@@ -53,7 +50,7 @@ def command(
 
     if step is not None and changes is not None:
         raise click.UsageError("--step prints a file, --diff what it changes; give one of them")
-    found = rungs(load_one_spec(spec, name).spec)
+    found = rungs(load_one_spec(spec).spec)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         for rung in found:

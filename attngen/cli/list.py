@@ -60,12 +60,12 @@ def command(name: str | None, as_json: bool) -> None:
 
 
 def _sections() -> dict[str, list[dict[str, Any]]]:
-    """All entries by section. Each has a name and a meaning; names of the language also have usage, value and example. The
-    `keyword` of a schedule's kernel statement names it too."""
+    """All entries by section. Each has a name and a meaning; names of the language also have usage, value and example. An entry
+    has other names too (`_names`): a schedule the keyword of its kernel statement, a shipped file its attentions."""
     from attngen.language.catalogue import catalogue
     from attngen.plan import ARCHES
     from attngen.schedules import SCHEDULES
-    from attngen.shipped import shipped_specs
+    from attngen.shipped import attentions_in, shipped_specs
     from attngen.spec.dtypes import DTYPES
 
     texts = {name: path.read_text() for name, path in shipped_specs().items()}
@@ -74,7 +74,10 @@ def _sections() -> dict[str, list[dict[str, Any]]]:
         "types": [{"name": t.name, "usage": t.name, "meaning": _of_type(t)} for t in DTYPES.values()],
         "schedules": [AUTO, *map(_of_keyword, SCHEDULES)],
         "architectures": [{"name": arch.name, "meaning": arch.what} for arch in ARCHES.values()],
-        "specs": [{"name": name, "meaning": _comment(text), "definition": text} for name, text in texts.items()],
+        "specs": [
+            {"name": name, "meaning": _comment(text), "attentions": attentions_in(text), "definition": text}
+            for name, text in texts.items()
+        ],
         "mistakes": _mistakes(),
     }
 
@@ -165,14 +168,18 @@ def _named(sections: dict[str, list[dict[str, Any]]], name: str) -> dict[str, li
     """The entries called `name`; `window(64)` finds window. Raises click.UsageError with similar names."""
     plain = re.sub(r"(?<=\w)\(.*", "", name)
     plain = plain.upper() if re.fullmatch(r"[ew]\d{3}", plain) else plain
-    found = {title: [e for e in entries if plain in (e["name"], e.get("keyword"))] for title, entries in sections.items()}
+    found = {title: [entry for entry in entries if plain in _names(entry)] for title, entries in sections.items()}
     found = {title: entries for title, entries in found.items() if entries}
     if not found:
-        known = [word for entries in sections.values() for e in entries for word in (e["name"], e.get("keyword")) if word]
+        known = [word for entries in sections.values() for entry in entries for word in _names(entry)]
         near = get_close_matches(plain, list(dict.fromkeys(known)), 3)
         hint = f"did you mean {' or '.join(near)}?" if near else "`attngen list` shows all names"
         raise click.UsageError(f"there is no {name!r}; {hint}")
     return found
+
+
+def _names(entry: dict[str, Any]) -> list[str]:
+    return [entry["name"], *filter(None, [entry.get("keyword")]), *entry.get("attentions", ())]
 
 
 def _line(entry: dict[str, Any]) -> str:

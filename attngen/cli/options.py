@@ -55,8 +55,6 @@ def refuse(because: str, *names: str) -> None:
 SCHEDULES = click.Choice(get_args(ScheduleName))
 
 spec = click.argument("spec")
-name = click.option("--name", help="The attention of this name, if the file defines several.  [default: all]")
-one_name = click.option("--name", help="The attention of this name; required if the file defines several.")
 kernel = click.option("--kernel", type=SCHEDULES, help="The schedule.  [default: the spec's own, else auto]")
 kv_len = size("--kv-len", 1, "Number of keys.  [default: --q-len]")
 tokens = number("--tokens", 1, "Batch times length: the batch follows from it.", 16384)

@@ -36,10 +36,9 @@ SHARE_OF_LINES = "{mapped} of {all} SASS instructions with a line of CUDA"
 @click.option(
     "--check/--no-check", default=True, show_default=True, help="Run on the emulated device, for the errors and the pipeline."
 )
-@options.one_name
 def command(
     spec: str, output: Path | None, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None,
-    given: tuple[str, ...], gradients: Gradients, check: bool, name: str | None,
+    given: tuple[str, ...], gradients: Gradients, check: bool,
 ) -> None:  # fmt: skip
     """Write an HTML page: spec, plan, CUDA, PTX and SASS side by side, each line linked to what it was compiled to.
 
@@ -60,7 +59,7 @@ def command(
     from attngen.inspect.work import check_countable
     from attngen.reference.problems import Shape
 
-    loaded = load_one_spec(spec, name)
+    loaded = load_one_spec(spec)
     target = arch_named(arch, kernel, [loaded])
     plan, source = source_of(loaded, target, kernel, gradients)
     params = known_params(loaded.spec, given)

@@ -32,11 +32,10 @@ STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx", "sass")
 @options.kernel
 @options.arch
 @options.gradients
-@options.name
 @options.comments
 @click.option("--json", "as_json", is_flag=True, help="Print the stage as data, not as text; docs/json.md lists the keys.")
 def command(
-    spec: str, stage: str, kernel: str | None, arch: str | None, gradients: Gradients, name: str | None,
+    spec: str, stage: str, kernel: str | None, arch: str | None, gradients: Gradients,
     comments: Comments, as_json: bool,
 ) -> None:  # fmt: skip
     """Print one stage of the translation from text to machine code.
@@ -61,7 +60,7 @@ def command(
         options.refuse(f"stage {stage} comes before the plan of a kernel", *planning, "comments")
     elif stage == "plan" or not (as_json or stage == "cuda"):
         options.refuse(f"stage {stage} shows no comments", "comments")
-    loaded = load_specs(spec, name)
+    loaded = load_specs(spec)
     target = arch_named(arch, kernel, loaded)
     if stage == "tree":
         click.echo(_tree(loaded[0].source, as_json), nl=False)

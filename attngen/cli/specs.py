@@ -28,30 +28,30 @@ UNKNOWN = (
 LOADED: list[Loaded] = []  # the specs of this command: a refused call is reported at their source positions
 
 
-def load_specs(spec: str, name: str | None) -> list[Loaded]:
-    """The attentions of the file SPEC (- is standard input), or the one called `name`."""
+def load_specs(spec: str) -> list[Loaded]:
+    """The attentions that SPEC names, as `attngen.load` does; - is /dev/stdin. Raises ArgumentError."""
     from attngen.language.load import load_path
     from attngen.shipped import find_spec
 
-    loaded = list(load_path("/dev/stdin" if spec == "-" else find_spec(spec)))
+    loaded = list(load_path(*find_spec(_path(spec))))
     LOADED[:] = loaded
-    chosen = [one for one in loaded if name in (None, one.spec.name)]
-    for warning in (found for one in chosen for found in one.suspicions()):
+    for warning in (found for one in loaded for found in one.suspicions()):
         click.echo(warning.render(color=colored(sys.stderr)), err=True)
-    if not chosen:
-        raise click.BadParameter(
-            f"{spec} defines no attention named {name}; it defines {', '.join(o.spec.name for o in loaded)}",
-            param_hint="--name",
-        )
-    return chosen
+    return loaded
 
 
-def load_one_spec(spec: str, name: str | None) -> Loaded:
-    """The only attention of the file SPEC, or the one called `name`. Raises UsageError if there are several."""
-    loaded = load_specs(spec, name)
+def _path(spec: str) -> str:
+    return "/dev/stdin" if spec == "-" else spec
+
+
+def load_one_spec(spec: str) -> Loaded:
+    """The only attention that SPEC names. Raises UsageError if there are several."""
+    from attngen.language.load import choices
+
+    loaded = load_specs(spec)
     if len(loaded) > 1:
-        names = ", ".join(one.spec.name for one in loaded)
-        raise click.UsageError(f"{spec} defines several attentions; choose one with --name: {names}")
+        named = choices(_path(spec), [one.spec for one in loaded])
+        raise click.UsageError(f"{spec} has {len(loaded)} attentions; name one of them: {named}")
     return loaded[0]
 
 

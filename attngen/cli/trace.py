@@ -41,12 +41,11 @@ LENGTH_HELP = f"Number of queries.  [default: {LENGTH}; {LENGTH_OF_MANY_HEADS} i
 @click.option("--thread", default="0", show_default=True, help="With --steps: the threads, such as 0 or 0,4,32-35.")
 @options.number("--limit", 1, "With --steps: at most this many steps of each thread.", 100)
 @options.source
-@options.name
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; docs/json.md lists the keys.")
 def command(
     spec: str, kernel: str | None, arch: str | None, batch: int, heads: int, kv_heads: int | None, q_len: int | None,
     kv_len: int | None, given: tuple[str, ...], gradients: specs.Gradients, sites: bool,
-    steps: bool, block: int, thread: str, limit: int, source: Path | None, name: str | None, as_json: bool,
+    steps: bool, block: int, thread: str, limit: int, source: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Count the memory accesses of kernels exactly, on the emulated device.
 
@@ -72,7 +71,7 @@ def command(
     everything = []
     if arch is not None:
         arch = specs.arch_known(arch).name
-    loaded = specs.load_specs(spec, name)
+    loaded = specs.load_specs(spec)
     chosen = specs.Chosen(loaded, kernel, arch, gradients.backward or None, gradients).by_source(source)
     _, kernel, arch, _, gradients, changed = chosen
     for one in chosen.loaded:

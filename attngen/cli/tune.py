@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 @options.number("--rounds", 2, "Number of timings of each finalist.", 21)
 @options.param
 @options.gradients
-@options.one_name
 @click.option("--list", "only_list", is_flag=True, help="List the combinations that would be timed. Needs no GPU.")
 @options.arch
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON; docs/json.md lists the keys.")
 def command(
     spec: str, kernel: str | None, lengths: str, q_len: int | None, tokens: int, rounds: int, given: tuple[str, ...],
-    gradients: Gradients, name: str | None, only_list: bool, arch: str | None, as_json: bool,
+    gradients: Gradients, only_list: bool, arch: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Time the tile sizes, stages, warps and places of Q that fit a spec on the GPU, and remember the fastest.
 
@@ -70,7 +69,7 @@ def command(
     from attngen.device.tuning_cache import is_open
     from attngen.schedules import SCHEDULES, overridden
 
-    one = load_one_spec(spec, name)
+    one = load_one_spec(spec)
     if kernel is not None:
         one = replace(one, spec=replace(one.spec, kernel=overridden(one.spec.kernel, kernel)))
     wanted = gradients.of(one.spec)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from attngen.diagnostics import Diagnostic, DiagnosticError, warn
+from attngen.diagnostics import ArgumentError, Diagnostic, DiagnosticError, warn
 from attngen.language.block import Block, Loaded, declare
 from attngen.language.foreign_words import NAMES
 from attngen.language.places import unused_definitions
@@ -89,8 +90,9 @@ def load_text(text: str, filename: str = "<text>") -> tuple[AttentionSpec, ...]:
     return _specs(load_source(SourceFile(filename, text)))
 
 
-def load_path(path: str | PathLike[str]) -> tuple[Loaded, ...]:
-    """`load_source` of a file. Raises DiagnosticError for mistakes in it, OSError if it cannot be read."""
+def load_path(path: str | PathLike[str], attention: str | None = None) -> tuple[Loaded, ...]:
+    """`load_source` of a file, or the one called `attention` in it. Raises DiagnosticError for mistakes in the file, OSError if
+    it cannot be read, ArgumentError if it has no attention of that name."""
     data = Path(path).read_bytes()
     try:
         text = data.decode("utf-8-sig")
@@ -101,13 +103,26 @@ def load_path(path: str | PathLike[str]) -> tuple[Loaded, ...]:
         raise DiagnosticError(
             mistakes.NotAText(span=Span(source, line, column, line, column + 1), position=error.start)
         ) from None
-    return load_source(SourceFile(str(path), text.replace("\r\n", "\n")))
+    loaded = load_source(SourceFile(str(path), text.replace("\r\n", "\n")))
+    if attention is None:
+        return loaded
+    chosen = tuple(one for one in loaded if one.spec.name == attention)
+    if not chosen:
+        names = ", ".join(one.spec.name for one in loaded)
+        raise ArgumentError(f"{path} has no attention called {attention}; it has {names}")
+    return chosen
 
 
-def load_file(path: str | PathLike[str]) -> tuple[AttentionSpec, ...]:
-    """The specs of an `.attn` file. Raises DiagnosticError for mistakes in it, OSError if it cannot be read; issues a
-    SpecWarning for what is unlikely to be meant."""
-    return _specs(load_path(path))
+def load_file(path: str | PathLike[str], attention: str | None = None) -> tuple[AttentionSpec, ...]:
+    """The specs of an `.attn` file, or the one called `attention`. Raises DiagnosticError for mistakes in the file, OSError if
+    it cannot be read, ArgumentError for a name that it lacks; issues a SpecWarning for what is unlikely to be meant."""
+    return _specs(load_path(path, attention))
+
+
+def choices(name: str, loaded: Sequence[AttentionSpec]) -> str:
+    """The names by which the specs `loaded` from the file called `name` are found, in words."""
+    *others, last = [f"{name}:{one.name}" for one in loaded]
+    return f"{', '.join(others)} or {last}"
 
 
 def _specs(loaded: tuple[Loaded, ...]) -> tuple[AttentionSpec, ...]:

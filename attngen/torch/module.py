@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attngen.api import load_one
+from attngen.api import load
 from attngen.device.arrays import ArgumentError
 from attngen.device.params import refuse_unknown
 from attngen.diagnostics import counted, refuse_keywords
@@ -79,7 +79,7 @@ def arguments_in_evaluation(evaluated: AttentionSpec, trained: AttentionSpec) ->
 class Attention(torch.nn.Module):
     """An attention as a layer.
 
-    `Attention(spec)` runs an AttentionSpec, the one in an `.attn` file, or the shipped one of a name. `Attention(mask=...,
+    `Attention(spec)` runs an AttentionSpec, or the one of a name, as `attngen.load` takes it. `Attention(mask=...,
     score=..., ...)` describes one by the keywords of `attngen.define`, as text of the language or as functions; element type
     and head sizes come with the tensors. Parameters that functions capture become parameters of the layer, other arrays its
     buffers, of up to 8 dimensions: `.to()` moves them, `state_dict()` holds them, and calls see their changes. Numbers that
@@ -146,7 +146,7 @@ class Attention(torch.nn.Module):
         if spec is not None:
             if given or is_causal or scale is not None or dropout:
                 raise ArgumentError("the spec states mask, score and scale; pass either a spec or the keywords")
-            self._take_spec(spec if isinstance(spec, AttentionSpec) else load_one(spec))
+            self._take_spec(spec if isinstance(spec, AttentionSpec) else load(spec))
         elif given:
             self._describe(given | ({"dropout": dropout} if dropout else {}))
 

@@ -225,5 +225,6 @@ def test_what_cannot_be_is_refused_with_what_could(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "use kernel fused, or --arch sm_90a" in refused.output
     (tmp_path / "two.attn").write_text("".join(f"attention {n} {{ dtype fp16 head_dim 64 }}\n" for n in ("one", "two")))
-    assert "choose one with --name: one, two" in invoke(str(tmp_path / "two.attn")).output
+    path = tmp_path / "two.attn"
+    assert f"name one of them: {path}:one or {path}:two" in invoke(str(path)).output
     assert invoke("gpt2", "--param", "size=3").exit_code == 2

@@ -16,9 +16,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from attngen.language import load_file, load_path  # noqa: E402
+from attngen.api import load  # noqa: E402
+from attngen.language import load_path  # noqa: E402
 from attngen.reference.torch_oracle import torch_attention  # noqa: E402
-from attngen.shipped import find_spec, spec_directory  # noqa: E402
+from attngen.shipped import spec_directory  # noqa: E402
 from attngen.spec.attention import AttentionSpec  # noqa: E402
 
 MODELS = spec_directory() / "models"
@@ -27,7 +28,7 @@ TIGHT, OF_FP32 = 1e-9, 2e-6  # largest error of O by a model in float64, and of 
 
 
 def spec_named(file: str, name: str) -> AttentionSpec:
-    return next(spec for spec in load_file(find_spec(file)) if spec.name == name)
+    return load(f"{file}:{name}")
 
 
 @dataclass

@@ -16,8 +16,6 @@ from transformers.masking_utils import and_masks, causal_mask_function, packed_s
 
 import attngen.transformers  # noqa: E402  # registers "attngen"
 from attngen.device.arrays import ArgumentError  # noqa: E402
-from attngen.language import load_file  # noqa: E402
-from attngen.shipped import find_spec  # noqa: E402
 from attngen.spec.evaluate import evaluate  # noqa: E402
 from attngen.spec.expr import Gather, walk  # noqa: E402
 from attngen.torch import flash_attn_varlen_func  # noqa: E402
@@ -420,7 +418,7 @@ def test_the_shipped_buckets_of_t5_are_those_of_transformers() -> None:
     """The bias of a row of keys, for every distance up to 2^17 and some beyond, both ways."""
     from transformers.models.t5.modeling_t5 import T5Attention
 
-    (spec,) = load_file(find_spec("t5_buckets"))
+    spec = attngen.load("t5_buckets")
     (read,) = (node for node in walk(spec.score) if isinstance(node, Gather))
     far = torch.cat([torch.arange(2**17), 2 ** torch.arange(17, 29), 2 ** torch.arange(17, 29) - 1])
     distance = torch.cat([far, -far])  # k - q
