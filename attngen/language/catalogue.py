@@ -6,6 +6,7 @@ operators follow from the types that their row accepts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -15,6 +16,7 @@ from attngen.spec.operator import TABLE, Operator
 
 # Operands of an example, by type.
 OPERANDS = {Type.FLOAT: ("s", "2.0", "0.5"), Type.INT: ("k", "4", "q"), Type.BOOL: ("q >= k", "k - q < 8", "k < 4")}
+TERMS = ("s", "0.5 * k")  # of a sum: a term that all keys share would change no weight
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ def _example(row: Operator, accepted: list[tuple[tuple[Type, ...], Type]]) -> st
     """A statement that uses the row: a mask if its result is a truth value, else a score."""
     in_masks = [one for one in accepted if one[1] is Type.BOOL and Type.FLOAT not in one[0]]
     types, result = in_masks[-1] if accepted[-1][1] is Type.BOOL else accepted[-1]
-    operands = [OPERANDS[t][types[:n].count(t)] for n, t in enumerate(types)]
+    is_sum = row.name in ("add", "sub")
+    operands = TERMS if is_sum else tuple(OPERANDS[t][types[:n].count(t)] for n, t in enumerate(types))
     written = _written(row, operands)
     if result is Type.BOOL:
         return f"mask {written}"
@@ -95,7 +98,7 @@ def _signatures(row: Operator) -> list[tuple[tuple[Type, ...], Type]]:
     return found
 
 
-def _written(row: Operator, operands: list[str]) -> str:
+def _written(row: Operator, operands: Sequence[str]) -> str:
     if row.infix is None:
         return f"{row.name}({', '.join(operands)})"
     if len(operands) == 1:

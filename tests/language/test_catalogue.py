@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from functools import partial
 
 import pytest
 
+from attngen.diagnostics import SpecWarning
 from attngen.language import load_text
 from attngen.language.catalogue import catalogue
 from attngen.language.prelude import prelude
@@ -30,7 +32,9 @@ invoke = partial(cli, "list")
 def test_every_entry_says_what_it_means_and_its_example_is_right(section: str, entry) -> None:
     assert entry.meaning
     assert entry.value
-    (spec,) = load_text(f"attention example {{ dtype fp16 head_dim 64 {entry.example} }}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SpecWarning)
+        (spec,) = load_text(f"attention example {{ dtype fp16 head_dim 64 {entry.example} }}")
     assert entry.name in entry.example
     if section == "prelude":
         assert set(entry.arguments) == set(prelude()[entry.name].parameters)
