@@ -39,6 +39,7 @@ from attngen.torch.flash_attn import flash_attn_func, flash_attn_kvpacked_func, 
 from attngen.torch.flex import flex_attention
 from attngen.torch.functional import attention
 from attngen.torch.kv_cache import flash_attn_with_kvcache
+from attngen.torch.load_balance import TileBalancer
 from attngen.torch.merging import merge
 from attngen.torch.module import Attention
 from attngen.torch.replacement import NotReplacedWarning, activate, activated, restore
@@ -58,6 +59,7 @@ __all__ = [
     "BlockMask",
     "FlexKernelOptions",
     "NotReplacedWarning",
+    "TileBalancer",
     "activate",
     "activated",
     "and_masks",

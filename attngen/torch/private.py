@@ -7,7 +7,8 @@ passes, so that it fails first, and in words, if a release changes one.
 
 Other modules also read private attributes of torch's objects: `_schema` of an operator (its name, and whether it changes an
 argument), `_version` of a tensor (how often it was written to), `_adjust` of a BlockMask, `_current_level` of `forward_ad`, and
-`_materialize` of a bias of torch.nn.attention.bias.
+`_materialize` of a bias of torch.nn.attention.bias. `TileBalancer` has the one method that torch's context parallelism calls of
+a load balancer, `_generate_indices`: `tests/torch/test_load_balance.py` compares it with torch's.
 """
 
 from __future__ import annotations
