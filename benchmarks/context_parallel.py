@@ -2,6 +2,7 @@
 
     python benchmarks/context_parallel.py [--gpus N] [--lengths 32768,131072] [--rounds 5] [--write docs/performance_tables.md]
     python benchmarks/context_parallel.py --trial       two processes of the CPU, short rows: whether it runs
+    python benchmarks/context_parallel.py --only balance [--write docs/performance_tables.md]      no GPU: tiles of each GPU
 
 One process for each GPU has a part of every sequence, for causal attention the first part and the last one of twice as many, so
 that all have equal work. Keys travel around a ring (`alltoall`), or are gathered (`allgather`): torch's two plans. 32 query
@@ -11,6 +12,10 @@ beside that of one GPU which computes the whole sequence alone by attngen, in th
 step: keys and values, then in a step with gradients once more and their gradients. Errors are those of O and the gradients
 against one GPU, beside the largest element; `same bits` says whether two steps under `torch.use_deterministic_algorithms(True)`
 gave the same bits.
+
+`--only balance` divides rows among 2, 4 and 8 GPUs by each load balancer, and counts the tiles of 128 rows by 128 keys that
+the mask does not leave empty: those of the GPU that has the most, beside the mean. Documents have lengths from 64 rows to a
+quarter of the sequence, uniform in their logarithm; the largest of 5 draws counts.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ import torch
 import torch.distributed as dist
 from cell import CUDNN, Row
 from markers import write_between
+from row_balance import balance_table, balances
 from torch.distributed.tensor.experimental import _attention as parallel
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -268,7 +274,14 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--write", type=Path, help="a Markdown file whose table between the markers is replaced")
+    parser.add_argument("--only", choices=["balance"], help="no rates, but how even the GPUs' work is; needs no GPU")
     options = parser.parse_args()
+    if options.only:
+        text = balance_table(list(balances(options.lengths or [32768, 131072, 524288])))
+        print(text)
+        if options.write:
+            write_between(options.write, "context_parallel", text, "balance")
+        return
     options.gpus = options.gpus or (2 if options.trial else torch.cuda.device_count())
     options.lengths = options.lengths or ([TRIAL_LENGTH] if options.trial else [32768, 131072, 262144])
     if options.gpus < 2:
