@@ -67,7 +67,7 @@ MAY_IMPORT = {
 }
 HEAVY = {"torch", "cupy", "cuda", "numpy", "ml_dtypes", "pygments", "ziglang"}
 NUMPY_ROOMS = {"reference", "inspect", "device", "puzzles", "lessons"}  # and the two modules below, which build never imports
-NUMPY_MODULES = {"plan/block_map.py"}
+NUMPY_MODULES = {"plan/block_map.py", "plan/balance.py"}
 
 
 def room(path: Path) -> str:
