@@ -5,10 +5,7 @@ Each process has half of a batch. Exits with an error if a gradient differs from
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from attngen.torch import Attention
 from tests.torch.gpt import Gpt
+from tests.torch.processes import group, together
 
 PROCESSES = 2
 
@@ -34,8 +32,12 @@ def backward(trained: torch.nn.Module, tokens: torch.Tensor) -> None:
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten()).backward()
 
 
-def work(rank: int, kind: str, store: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=PROCESSES)
+def work(rank: int, processes: int, store: str, kind: str) -> None:
+    with group(rank, processes, store):
+        compare(rank, kind)
+
+
+def compare(rank: int, kind: str) -> None:
     tokens = torch.randint(256, (2 * PROCESSES, 7), generator=torch.Generator().manual_seed(1))
     whole = model()
     backward(whole, tokens)
@@ -54,11 +56,7 @@ def work(rank: int, kind: str, store: str) -> None:
     assert any("slopes" in name for name in found)
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(work, (sys.argv[1], str(Path(directory) / "store")), nprocs=PROCESSES)
+    together(work, PROCESSES, sys.argv[1])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -142,12 +140,3 @@ def test_torchs_varlen_attn() -> None:
     torch.testing.assert_close(found, expected, **FP32)
     for one, right in zip(gradients, torch.autograd.grad(expected, tensors, direction), strict=True):
         torch.testing.assert_close(one, right, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.long
-def test_context_parallelism_of_four_processes_and_of_two() -> None:
-    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    command = [sys.executable, "-m", "tests.torch.context_parallel", "gloo", "4"]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert ran.returncode == 0, ran.stderr[-3000:]
