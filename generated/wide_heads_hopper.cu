@@ -661,7 +661,6 @@ struct Block {
     Position work_at;
 
     __device__ __forceinline__ const volatile WorkTile& current_work() const { return feed.first->works[work_at.phase]; }
-    __device__ __forceinline__ const volatile WorkTile& previous_work() const { return feed.first->works[work_at.phase ^ 1]; }
     __device__ __forceinline__ int work_tiles() const { return (q_len + BLOCK_Q - 1) / BLOCK_Q * q_heads * batch; }
 
     // The tiles that have keys for a block of rows
@@ -925,7 +924,7 @@ struct RowSoftmax {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) highest[r] = max[r];
         // If a row has negative scores only, `largest` is not its largest one: compare the floats
-        // A first tile that the mask cuts often has such rows, of -inf: it is not asked
+        // In a first tile that the mask cuts such rows are common, with scores of -inf: there the floats are compared without a vote
         int least = largest[0];
 #pragma unroll
         for (int r = 1; r < ROWS; ++r) least = ::min(least, largest[r]);

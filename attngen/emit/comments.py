@@ -89,9 +89,12 @@ def strip_comments(text: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """No trailing spaces, no two blank lines in a row, none at the start or after an opening brace."""
+    """No lines of spaces, where templates had nothing to write, no trailing spaces, no two blank lines in a row, none at the start,
+    after an opening brace or at the end of a type."""
     lines: list[str] = []
-    for line in (raw.rstrip() for raw in text.splitlines()):
+    for line in (raw.rstrip() for raw in text.splitlines() if raw.strip() or not raw):
+        if line == "};" and not lines[-1]:
+            lines.pop()
         if line or (lines and lines[-1] and not lines[-1].endswith("{")):
             lines.append(line)
     return "\n".join(lines).rstrip() + "\n"

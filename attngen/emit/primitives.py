@@ -28,15 +28,16 @@ ORDER = """
 """
 FORMS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "tf32", "fp32", "redux", "shuffles", "cvt", "bits")
 
-_DEFINITION = re.compile(r"(?:template <|__device__ |struct |enum |using |constexpr )")
+_DEFINITION = re.compile(r"(?:template <|(?:static )?__device__ |struct |enum |using |constexpr )")
 _ALIGNMENT = r"(?:alignas\((?:[^()]|\(\w+\))*\) )?"
 _HEAD = re.compile(
-    r"(?:template <.*?>\s+(?=__device__|struct|using|constexpr))?"
+    r"(?:template <.*?>\s+(?=static|__device__|struct|using|constexpr))?"
     rf"(?:struct {_ALIGNMENT}(?P<type>\w+)|enum[^{{]*(?P<values>\{{.*?\}})|using (?P<alias>\w+)"
-    r"|constexpr [\w :]*?(?P<constant>\w+)(?:\[\w*\])* = |__device__ [^(]*?(?P<function>\w+)\()",
+    r"|constexpr [\w :]*?(?P<constant>\w+)(?:\[\w*\])* = |(?:static )?__device__ [^(]*?(?P<function>\w+|operator\W+)\()",
     re.S,
 )
-_MEMBER = re.compile(r"^ +static constexpr \w+ (\w+) = [^,;]*;.*\n", re.M)
+_TYPE = re.compile(r"^(?:template <.*> )?struct (?:alignas\(.*\) )?(\w+)[^;{}]*\{\n", re.M)
+_CONSTANT = re.compile(r"^ +static constexpr \w+ (\w+) = [^,;]*;.*\n", re.M)
 _NOT_CODE = re.compile(r'//.*|"[^"\n]*"')
 _NAME = re.compile(r"(\w+)([(<]?)")  # a name; for a function, as it is called
 
@@ -50,12 +51,28 @@ class Piece:
     names: frozenset[str]  # what it needs itself
 
     def without_members(self, names: set[str]) -> Piece:
-        """The piece without the constants of a type that neither it nor the text after it, with these `names`, reads."""
-        text = self.text
-        for member in _MEMBER.finditer(self.text):
-            if member[1] not in names and len(re.findall(rf"\b{member[1]}\b", self.text)) == 1:
+        """The piece without the constants and functions of a type that neither it nor the text after it, with `names`, reads."""
+        text = _without_functions(self.text, names)
+        for member in _CONSTANT.finditer(text):
+            if member[1] not in names and len(re.findall(rf"\b{member[1]}\b", text)) == 1:
                 text = text.replace(member[0], "")
-        return replace(self, text=text)
+        return self if text == self.text else replace(self, text=text, names=self.names & names_of(text))
+
+
+def _without_functions(text: str, names: set[str]) -> str:
+    """The text of a type without the functions of its own that nothing calls: not the text after it, with `names`, nor the rest."""
+    head = _TYPE.search(text)
+    if not head or "__device__" not in text:
+        return text
+    pieces = [*_pieces(text[head.end() :].splitlines(keepends=True), margin="    ")]
+    constructor = f"{head[1]}("
+    kept = [not piece.defines or constructor in piece.defines for piece in pieces]
+    while True:
+        called = names.union(*(piece.names for piece, stays in zip(pieces, kept, strict=True) if stays))
+        now = [stays or bool(piece.defines & called) for piece, stays in zip(pieces, kept, strict=True)]
+        if now == kept:
+            return text[: head.end()] + "".join(piece.text for piece, stays in zip(pieces, kept, strict=True) if stays)
+        kept = now
 
 
 def with_primitives(text: str, forms: Mapping[str, Collection[str]]) -> str:
@@ -101,14 +118,15 @@ def pieces_of(text: str) -> tuple[Piece, ...]:
     return tuple(_pieces(text.splitlines(keepends=True)))
 
 
-def _pieces(lines: list[str]) -> Iterator[Piece]:
+def _pieces(lines: list[str], margin: str = "") -> Iterator[Piece]:
+    """Those of lines that begin with `margin`."""
     begin = at = 0  # the lines that are not in a piece yet
     while at < len(lines):
-        if not _DEFINITION.match(lines[at]):
+        if not lines[at].startswith(margin) or not _DEFINITION.match(lines[at], len(margin)):
             at += 1
             continue
         first = at
-        while first > begin and lines[first - 1].startswith("//") and not lines[first - 1].startswith("//#"):
+        while first > begin and lines[first - 1].startswith(f"{margin}//") and not lines[first - 1].startswith("//#"):
             first -= 1
         yield from _other(lines[begin:first])
         end = _end_of(lines, at)
@@ -135,9 +153,12 @@ def _other(lines: list[str]) -> Iterator[Piece]:
 
 
 def _definition(text: str, code: str) -> Piece:
+    code = code.lstrip()
     head = _HEAD.match(code)
     assert head is not None, f"what does this define? {code}"
     function = head["function"]
+    if function and function.startswith("operator"):
+        return Piece(text, frozenset(), names_of(code))
     if function:
         rest = code[: head.start("function")] + code[head.end("function") + 1 :]  # it does not need itself
         return Piece(text, frozenset((f"{function}(", f"{function}<")), names_of(rest))

@@ -16,6 +16,7 @@ from attngen.device.cuda.compiler import compile_text, disassemble
 from attngen.device.emulated import EmulatedDevice
 from attngen.diagnostics import ArgumentError, DiagnosticError
 from attngen.emit import primitives
+from attngen.emit.comments import tidy
 from attngen.emit.emitter import emit
 from attngen.emit.manifest import from_manifest, to_manifest
 from attngen.emit.program import Program
@@ -170,6 +171,39 @@ __device__ int used(int x) { return x; }  // unused() does the same
 __device__ int unused(int x) { return used(x); }
 """
     assert sorted(unused(text)) == ["Place", "ROWS", "Row", "unused"]
+
+
+TYPE = """%primitives%
+struct Tile {
+    int begin;
+
+    // Where it begins.
+    __device__ Tile(int begin) : begin(begin) {}
+    // Named by `end` alone.
+    __device__ static constexpr int length() { return 64; }
+
+    // Where it ends, which the kernel reads.
+    __device__ int end() const {
+        return begin + length();
+    }
+
+    // Named by no one but itself and `last_row`.
+    __device__ int row(int i) const { return i > 0 ? row(i - 1) + 1 : begin; }
+    template <int N>
+    __device__ int last_row() const {
+        return row(N);
+    }
+};
+"""
+
+
+@pytest.mark.parametrize(("named", "left"), [("end()", {"length", "end"}), ("last_row<4>()", {"row", "last_row"}), ("begin", set())])
+def test_functions_of_a_type_that_nothing_names_are_left_out(named: str, left: set[str]) -> None:
+    text = tidy(primitives.with_primitives(f"{TYPE}int of_kernel(Tile tile) {{ return tile.{named}; }}\n", {}))
+    assert {name for name in ("length", "end", "row", "last_row") if f"int {name}(" in text} == left
+    assert "Tile(int begin)" in text
+    assert ("by no one" in text) == ("row" in left) and ("which the kernel reads" in text) == ("end" in left)
+    assert "\n\n};" not in text
 
 
 def test_primitives_stand_before_those_that_name_them() -> None:
