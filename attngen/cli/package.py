@@ -76,7 +76,7 @@ def command(
         raise click.BadParameter(f"{name!r} is no name in C", param_hint="--name")
     if only == "forward":
         options.refuse("forwards have no gradients", "wanted", "deterministic")
-    loaded = [one for spec in specs for one in load_specs(spec, None)]
+    loaded = [one for spec in specs for one in load_specs(spec)]
     twice = [n for n, count in Counter(one.spec.name for one in loaded).items() if count > 1]
     if twice:
         raise click.UsageError(f"several attentions are called {twice[0]}; a library has one of a name")

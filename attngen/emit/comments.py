@@ -89,8 +89,8 @@ def strip_comments(text: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """No lines of spaces, where templates had nothing to write, no trailing spaces, no two blank lines in a row, none at the start,
-    after an opening brace or at the end of a type."""
+    """No lines of spaces, where templates had nothing to write, no trailing spaces, no two blank lines in a row, none at the
+    start, after an opening brace or at the end of a type."""
     lines: list[str] = []
     for line in (raw.rstrip() for raw in text.splitlines() if raw.strip() or not raw):
         if line == "};" and not lines[-1]:

@@ -51,7 +51,7 @@ class Piece:
     names: frozenset[str]  # what it needs itself
 
     def without_members(self, names: set[str]) -> Piece:
-        """The piece without the constants and functions of a type that neither it nor the text after it, with `names`, reads."""
+        """The piece without constants and functions of a type that neither it nor the text after it, with `names`, reads."""
         text = _without_functions(self.text, names)
         for member in _CONSTANT.finditer(text):
             if member[1] not in names and len(re.findall(rf"\b{member[1]}\b", text)) == 1:
@@ -60,7 +60,7 @@ class Piece:
 
 
 def _without_functions(text: str, names: set[str]) -> str:
-    """The text of a type without the functions of its own that nothing calls: not the text after it, with `names`, nor the rest."""
+    """The text of a type without the functions of its own that neither the text after it, with `names`, nor the rest calls."""
     head = _TYPE.search(text)
     if not head or "__device__" not in text:
         return text

@@ -75,10 +75,10 @@ class TileBalancer:
         own, order = self._assigned[:, rank], self._assigned.reshape(len(self._assigned), -1)
         classes = np.take_along_axis(self._classes, own[:, None, :, None], 2)
         classes = np.take_along_axis(classes, order[:, None, None, :], 3)
-        lists = tuple(torch.from_numpy((classes == kind).astype(np.int8)).to(self._device) for kind in (PARTIAL, FULL))
+        partial, full = (torch.from_numpy((classes == kind).astype(np.int8)).to(self._device) for kind in (PARTIAL, FULL))
         lengths = self._length // self.ranks, self._length
         mask_mod = _moved(self._mask_mod, self.rows(rank), self._positions(order))
-        return mask_of_blocks(lists, mask_mod, lengths, self._block, self._block)
+        return mask_of_blocks((partial, full), mask_mod, lengths, self._block, self._block)
 
     def _generate_indices(self, restore: bool = False) -> Tensor:
         """What torch calls: the position of each row in the new order, [B or 1, length]; with `restore` the inverse."""
