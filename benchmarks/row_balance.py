@@ -20,7 +20,7 @@ from attngen.plan.block_map import Array
 
 BLOCK = 128  # rows and keys of a block: torch's plan allows no other
 GPUS = (2, 4, 8)
-DRAWS = 5  # of lengths of documents
+DRAWS = 5  # draws of lengths of documents
 SHORTEST, LONGEST = 64, 0.25  # rows of a document, and the part of the sequence; lengths are uniform in their logarithm
 MASKS = {  # name: (mask, whether it reads documents)
     "causal": ("causal", False),

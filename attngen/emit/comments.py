@@ -93,7 +93,7 @@ def tidy(text: str) -> str:
     start, after an opening brace or at the end of a type."""
     lines: list[str] = []
     for line in (raw.rstrip() for raw in text.splitlines() if raw.strip() or not raw):
-        if line == "};" and not lines[-1]:
+        if line == "};" and lines[-1:] == [""]:
             lines.pop()
         if line or (lines and lines[-1] and not lines[-1].endswith("{")):
             lines.append(line)

@@ -16,7 +16,7 @@ from attngen.spec.operator import TABLE, Operator
 
 # Operands of an example, by type.
 OPERANDS = {Type.FLOAT: ("s", "2.0", "0.5"), Type.INT: ("k", "4", "q"), Type.BOOL: ("q >= k", "k - q < 8", "k < 4")}
-TERMS = ("s", "0.5 * k")  # of a sum: a term that all keys share would change no weight
+TERMS = ("s", "0.5 * k")  # terms of a sum: one that all keys share would change no weight
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from attngen.torch.closures import Closure
 from attngen.torch.flex_spec import Described, Functions, prepare
 from attngen.torch.private import mask_of_blocks
 
-MASK_ALONE = Described(torch.float16, 64, 64, lse=False, block_size=None, mode="auto", dropout=0.0)  # of a spec's mask
+MASK_ALONE = Described(torch.float16, 64, 64, lse=False, block_size=None, mode="auto", dropout=0.0)
 
 
 class TileBalancer:

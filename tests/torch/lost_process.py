@@ -24,7 +24,7 @@ from tests.torch.context_parallel import HEADS, compile_first, results
 from tests.torch.processes import join_group, together
 
 LOST = 1  # the process that stops
-FORWARDS = 2  # of a step by each of two processes
+FORWARDS = 2  # forwards of a step by each of two processes
 WAITING = 5  # seconds that a process waits for one that hangs: its group's timeout
 SAYS = {"hangs": rf"[Tt]imed out.*{WAITING}000 ?ms", "ends": "Connection (closed|reset) by peer|[Bb]roken pipe"}
 
