@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from attngen.diagnostics import ArgumentError
 from attngen.keywords import ScheduleName
@@ -12,6 +12,7 @@ from attngen.spec.dtypes import DType
 from attngen.spec.expr import Expr, Type, name
 from attngen.spec.rotary import Rotary
 
+T = TypeVar("T")
 Normalize = Literal["softmax", "sigmoid", "none"]
 Precision = Literal["highest", "high"]
 Storage = Literal["dense", "padded", "packed", "paged", "packed_paged"]
@@ -206,9 +207,9 @@ class AttentionSpec:
                 return candidate
         raise KeyError(name)
 
-    def own_sizes(self, shapes: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    def own_sizes(self, shapes: Mapping[str, Sequence[T]]) -> dict[str, T]:
         """The sizes of `free_dims`, by the `shapes` of the inputs: one of size 1 is for any size, and states none."""
-        sizes: dict[str, Any] = {}
+        sizes: dict[str, T] = {}
         for declared in self.inputs:
             for dim, size in zip(declared.dims, shapes[declared.name], strict=True):
                 if isinstance(dim, str) and dim not in SIZES and sizes.get(dim, 1) == 1:

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # imported at the first use of an array: building a kernel uses none
     import numpy as np
 
-    NUMPY_BFLOAT16: np.dtype[Any]
+    NUMPY_BFLOAT16: np.dtype
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "NUMPY_BFLOAT16":
         return BF16.numpy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -38,7 +38,7 @@ class DType:
     fraction_bits: int = 0  # bits of the fraction of a float, without its leading one
 
     @property
-    def numpy(self) -> np.dtype[Any]:
+    def numpy(self) -> np.dtype:
         """The type of its numpy arrays."""
         return _numpy_dtype(self.torch)
 
@@ -55,7 +55,7 @@ def unit_roundoff(dtype: DType) -> float:
 
 
 @cache
-def _numpy_dtype(name: str) -> np.dtype[Any]:
+def _numpy_dtype(name: str) -> np.dtype:
     import numpy as np
 
     bits = WITHOUT_NUMPY.get(name)
@@ -82,7 +82,7 @@ DTYPES_OF: dict[str, tuple[DType, ...]] = {  # for each tensor, if it has a type
 DTYPES: dict[str, DType] = {t.name: t for t in (*INPUT_DTYPES, *FP8_DTYPES)}
 
 
-def round_to_storage(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+def round_to_storage(values: np.ndarray, dtype: DType) -> np.ndarray:
     """`values` (any real type) as a storage array of `dtype`, rounded to nearest, ties to even; numbers beyond the largest
     become infinity, or NaN where a type has none."""
     import numpy as np
@@ -100,7 +100,7 @@ def round_to_storage(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[A
     return np.where(is_nan, quiet_nan, rounded).astype("<u2").view(dtype.numpy)
 
 
-def from_storage(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def from_storage(array: np.ndarray) -> np.ndarray:
     """The values of a storage array: floats as float64, integers and booleans unchanged."""
     import numpy as np
 
@@ -111,11 +111,11 @@ def from_storage(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     bits = np.asarray(array, order="C").view(WITHOUT_NUMPY[names[0]])
     if names[0] == "bfloat16":
         return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    values: np.ndarray[Any, Any] = _fp8_values(names[0])[bits]
+    values: np.ndarray = _fp8_values(names[0])[bits]
     return values
 
 
-def nans(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def nans(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """A storage array full of NaN, which in every type of floats a number of set bits is."""
     import numpy as np
 
@@ -125,7 +125,7 @@ def nans(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 @cache
-def _fp8_values(name: str) -> np.ndarray[Any, Any]:
+def _fp8_values(name: str) -> np.ndarray:
     """The 256 values of an fp8 type, by their bits."""
     import numpy as np
 
@@ -137,27 +137,27 @@ def _fp8_values(name: str) -> np.ndarray[Any, Any]:
     return np.where(codes & 127 == 127, np.nan, np.where(codes > 127, -values, values))
 
 
-def _finite(name: str) -> np.ndarray[Any, Any]:
+def _finite(name: str) -> np.ndarray:
     """The finite values of an fp8 type that are not negative, in order."""
     import numpy as np
 
     values = _fp8_values(name)[:0x80]
-    finite: np.ndarray[Any, Any] = values[np.isfinite(values)]
+    finite: np.ndarray = values[np.isfinite(values)]
     return finite
 
 
-def within_range(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+def within_range(values: np.ndarray, dtype: DType) -> np.ndarray:
     """`values`, those that an fp8 type cannot hold replaced by its largest number."""
     import numpy as np
 
     if dtype not in FP8_DTYPES:
         return values
     largest = _finite(dtype.torch)[-1]
-    clipped: np.ndarray[Any, Any] = np.clip(values, -largest, largest)
+    clipped: np.ndarray = np.clip(values, -largest, largest)
     return clipped
 
 
-def _to_fp8(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+def _to_fp8(values: np.ndarray, dtype: DType) -> np.ndarray:
     """The bits of fp32 values in an fp8 type."""
     import numpy as np
 

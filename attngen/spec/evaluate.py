@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attngen.spec.expr import Apply, Const, Expr, Gather, Name, walk
+from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Scalar, walk
 from attngen.spec.operator import PYTHON, TABLE
 
 ReadInput = Callable[[str, tuple[Any, ...]], Any]
+Computed = Callable[[Mapping[str, object]], tuple[Any, ...]]  # what `on_numbers` makes
 Numbers = Mapping[str, int | float]
 
 
 def evaluate(
-    expr: Expr, names: Mapping[str, Any], read: ReadInput, xp: Any, literal: Callable[[Any], Any] = lambda value: value
+    expr: Expr,
+    names: Mapping[str, object],
+    read: ReadInput,
+    xp: object,
+    literal: Callable[[Scalar], object] = lambda value: value,
 ) -> Any:
     """`expr` with every name replaced by its array (arrays broadcast), elements of inputs given by `read(input, indices)`.
 
     `xp` is the namespace of the arrays: numpy or a TorchNamespace. Integer arrays should be int64, float arrays of the
     precision wanted for the result. `literal` converts a constant to an array, as that of a TorchNamespace does.
     """
-    memo: dict[Expr, Any] = {}
+    memo: dict[Expr, object] = {}
     for node in walk(expr):
         match node:
             case Const():
@@ -34,7 +39,7 @@ def evaluate(
     return memo[expr]
 
 
-def on_numbers(*exprs: Expr, xp: Any = PYTHON) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+def on_numbers(*exprs: Expr, xp: object = PYTHON) -> Computed:
     """`exprs` as a function of the values of their names: numbers, or arrays of the namespace `xp`. They are walked once, here,
     so that a call is cheap; they must not read captured tensors.
 
@@ -50,8 +55,8 @@ def on_numbers(*exprs: Expr, xp: Any = PYTHON) -> Callable[[Mapping[str, Any]], 
     wanted = [place[expr] for expr in exprs]
     assert not any(isinstance(node, Gather) for node in nodes), exprs
 
-    def values(numbers: Mapping[str, Any]) -> tuple[Any, ...]:
-        found: list[Any] = start.copy()
+    def values(numbers: Mapping[str, object]) -> tuple[object, ...]:
+        found: list[object] = [*start]
         for at, name in names:
             found[at] = numbers[name]
         for at, operator, operands in steps:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence
 from enum import Enum
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 MAX_LENGTH = 2**29  # the largest size of any dimension: q + kv_len - q_len and q - k - window fit a 32-bit int
@@ -43,13 +43,16 @@ class ExpressionError(ValueError):
         self.help = help
 
 
+Recipe: TypeAlias = "tuple[Callable[..., Expr], *tuple[object, ...]]"  # a function and its arguments
+
+
 class Expr:
     """A node. `size` counts nodes as a tree (shared ones each time), `depth` the longest path; `names` and `inputs` are those
     that occur in it. None of these is part of identity."""
 
     __slots__ = ("__weakref__", "args", "depth", "inputs", "key", "names", "size", "type")
 
-    key: tuple[Any, ...]
+    key: tuple[object, ...]
     type: Type
     args: tuple[Expr, ...]
     size: int
@@ -57,13 +60,13 @@ class Expr:
     names: frozenset[str]
     inputs: frozenset[str]
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """The recipes of all nodes, operands first: a recipe of nested nodes would overflow the stack."""
         nodes = tuple(walk(self))
         places = {node: place for place, node in enumerate(nodes)}
         return _last_of, ([node._recipe(tuple(map(places.__getitem__, node.args))) for node in nodes],)
 
-    def _recipe(self, operands: tuple[int, ...]) -> tuple[Any, ...]:
+    def _recipe(self, operands: tuple[int, ...]) -> Recipe:
         """A function and its arguments; the one tuple among them stands for operands, as places of earlier nodes."""
         raise NotImplementedError
 
@@ -79,7 +82,7 @@ class Expr:
     def __copy__(self) -> Expr:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Expr:
+    def __deepcopy__(self, memo: dict[int, object]) -> Expr:
         return self
 
 
@@ -89,7 +92,7 @@ class Const(Expr):
     __slots__ = ("value",)
     value: Scalar
 
-    def _recipe(self, operands: tuple[int, ...]) -> tuple[Any, ...]:
+    def _recipe(self, operands: tuple[int, ...]) -> Recipe:
         return constant, self.value
 
     def _repr(self, args: list[str]) -> str:
@@ -102,7 +105,7 @@ class Name(Expr):
     __slots__ = ("name",)
     name: str
 
-    def _recipe(self, operands: tuple[int, ...]) -> tuple[Any, ...]:
+    def _recipe(self, operands: tuple[int, ...]) -> Recipe:
         return name, self.name, self.type
 
     def _repr(self, args: list[str]) -> str:
@@ -115,7 +118,7 @@ class Gather(Expr):
     __slots__ = ("input",)
     input: str
 
-    def _recipe(self, operands: tuple[int, ...]) -> tuple[Any, ...]:
+    def _recipe(self, operands: tuple[int, ...]) -> Recipe:
         return gather, self.input, self.type, operands
 
     def _repr(self, args: list[str]) -> str:
@@ -128,7 +131,7 @@ class Apply(Expr):
     __slots__ = ("op",)
     op: str
 
-    def _recipe(self, operands: tuple[int, ...]) -> tuple[Any, ...]:
+    def _recipe(self, operands: tuple[int, ...]) -> Recipe:
         return rebuild, self.op, operands
 
     def _repr(self, args: list[str]) -> str:
@@ -136,10 +139,10 @@ class Apply(Expr):
 
 
 NOTHING: frozenset[str] = frozenset()
-_interned: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
+_interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
 
 
-def _intern(cls: type[Any], key: tuple[Any, ...], type: Type, args: tuple[Expr, ...], **fields: Any) -> Any:
+def _intern(cls: type[Any], key: tuple[object, ...], type: Type, args: tuple[Expr, ...], **fields: object) -> Any:
     found = _interned.get(key)
     if found is not None:
         return found
@@ -201,7 +204,7 @@ def rebuild(op: str, args: tuple[Expr, ...]) -> Expr:
     return apply(op, *args)
 
 
-def _last_of(recipes: Sequence[tuple[Any, ...]]) -> Expr:
+def _last_of(recipes: Sequence[Recipe]) -> Expr:
     """The last node of `recipes`, see `Expr._recipe`."""
     nodes: list[Expr] = []
     for make, *given in recipes:

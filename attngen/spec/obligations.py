@@ -8,17 +8,17 @@ has lengths of its own, which the host does not know, both hold for every length
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from attngen.diagnostics import ArgumentError, Diagnostic, counted
 from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, SIZES, AttentionSpec, S
 from attngen.spec.bounds import Range, intervals, ranges
-from attngen.spec.evaluate import Numbers, on_numbers
+from attngen.spec.evaluate import Computed, Numbers, on_numbers
 from attngen.spec.expr import (
     MAX_LENGTH,
     Apply,
@@ -238,7 +238,7 @@ EXTENTS = dict(zip(INDICES, ("batch", "q_heads", "q_len", "kv_len"), strict=True
 
 
 @lru_cache(maxsize=256)
-def _conditions(spec: AttentionSpec, xp: Any = PYTHON) -> Callable[[Mapping[str, Any]], tuple[Any, ...]] | None:
+def _conditions(spec: AttentionSpec, xp: object = PYTHON) -> Computed | None:
     """`_condition_expressions` as a function of numbers."""
     conditions = _condition_expressions(spec)
     return None if conditions is None else on_numbers(*conditions, xp=xp)

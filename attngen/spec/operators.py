@@ -102,7 +102,7 @@ def as_bool(text: str, precedence: int) -> dict[Type, Spelling]:
     return {BOOL: Spelling(text, precedence)}
 
 
-def _compare(name: str, symbol: str, array: Callable[..., Any], bounds: Bounds, precedence: int = COMPARE) -> Operator:
+def _compare(name: str, symbol: str, array: Callable[..., object], bounds: Bounds, precedence: int = COMPARE) -> Operator:
     spelling = Spelling(f"{{0}} {symbol} {{1}}", precedence)
     cuda = dict.fromkeys((INT, FLOAT, BOOL), spelling)
     return Operator(name=name, typing=comparison, cuda=cuda, array=array, derivative=discrete(2), bounds=bounds,

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-
-Tensor = Any
+    from torch import Tensor
 
 
 class TorchNamespace:
