@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from attngen.spec.expr import Expr
 EMPTY, PARTIAL, FULL = 0, 1, 2
 AT_ONCE = 2**18  # tiles whose bounds are evaluated together
 KIND_NAMES = {EMPTY: "empty", PARTIAL: "partial", FULL: "full"}
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 
 def classify_tiles(
@@ -46,8 +45,9 @@ def classify_tiles(
     whole = after <= length
     at = {**names, axis.tile.name: tiles, axis.lo.name: low, axis.hi.name: np.minimum(after, length) - 1}
 
-    def value(expr: Expr) -> Any:
-        return evaluate(expr, at, read, np)
+    def value(expr: Expr) -> Array:
+        found: Array = evaluate(expr, at, read, np)
+        return found
 
     blocks = np.arange(-(-block_length // block_size))[:, None]
     kinds = np.full((len(blocks), len(tiles)), EMPTY, np.int8)
@@ -61,10 +61,11 @@ def classify_tiles(
         at |= dict(zip((of_blocks.tile.name, of_blocks.lo.name, of_blocks.hi.name), of_blocks_at, strict=True))
         found = kinds[some_blocks]
         visited = (value(bounds.begin) // size <= tiles) & (tiles < -(-value(bounds.end) // size))
+        some: Array | bool = True
         if bounds.full_begin is None or bounds.full_end is None:
             some, every = value(bounds.may), value(bounds.must)
         else:
-            some, every = True, (value(bounds.full_begin) <= low) & (after <= value(bounds.full_end))
+            every = (value(bounds.full_begin) <= low) & (after <= value(bounds.full_end))
         found[np.broadcast_to(visited & some, found.shape)] = PARTIAL
         found[np.broadcast_to(visited & every & whole, found.shape)] = FULL
     return kinds
@@ -111,6 +112,7 @@ class _Reader:
                 ends = least_or_greatest.reduceat(moved, starts, axis=-1)
                 self.arrays[end] = np.where(ends == ends, ends, unknown) if moved.dtype.kind == "f" else ends
 
-    def __call__(self, name: str, indices: tuple[Any, ...]) -> Any:
+    def __call__(self, name: str, indices: tuple[int | Array, ...]) -> Array:
         array = self.arrays[name]
-        return array[tuple(0 if size == 1 else i for i, size in zip(indices, array.shape, strict=True))]
+        found: Array = array[tuple(0 if size == 1 else i for i, size in zip(indices, array.shape, strict=True))]
+        return found

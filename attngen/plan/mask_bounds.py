@@ -20,10 +20,9 @@ that is not; none is ever called empty or full that is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from attngen.plan.axes import AXES, KEYS, ROWS, Axis
 from attngen.plan.closed_forms import ClosedForms, IndexRange
@@ -34,12 +33,12 @@ from attngen.plan.tables import Tile, reads_tables
 from attngen.plan.tile_intervals import TileIntervals
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP16
-from attngen.spec.evaluate import on_numbers
+from attngen.spec.evaluate import Computed, on_numbers
 from attngen.spec.expr import MAX_LENGTH, Expr, inputs_in, names_in
 from attngen.spec.operator import ONE, TRUE, ZERO, both, maximum, minimum
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy import ndarray
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,7 @@ class MaskBounds:
         """Whether every block visits the same indices, as far as the closed forms tell."""
         return not self.per_tile and not names_in(self.begin, self.end) & self.axis.other.block_names
 
-    def visited(
-        self, first: NDArray[Any], last: NDArray[Any], q_len: int, kv_len: int, tile: NDArray[Any] | int = 1
-    ) -> NDArray[Any] | None:
+    def visited(self, first: ndarray, last: ndarray, q_len: int, kv_len: int, tile: ndarray | int = 1) -> ndarray | None:
         """How many keys blocks of rows from `first` to `last` visit, in whole tiles of so many keys; by bounds that are solved
         for rows, how many rows blocks of keys visit. The arrays broadcast.
 
@@ -87,11 +84,11 @@ class MaskBounds:
         at = {ROWS.length.name: q_len, KEYS.length.name: kv_len, block.lo.name: first, block.hi.name: last}
         with np.errstate(divide="ignore"):  # by a length of 0
             begin, end = ends(at)
-        found: NDArray[Any] = np.where(end > begin, -(-end // tile) - begin // tile, 0) * tile
+        found: ndarray = np.where(end > begin, -(-end // tile) - begin // tile, 0) * tile
         return found
 
     @cached_property
-    def _ends(self) -> Callable[[Mapping[str, Any]], tuple[Any, ...]] | None:
+    def _ends(self) -> Computed | None:
         """`begin` and `end` on arrays, if they read nothing but lengths and a block's first and last index."""
         import numpy as np
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attngen.plan.mask_bounds import MaskBounds
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[Any]
+    from numpy import ndarray as Numbers
 
 SAMPLED = 12  # blocks of rows, by which the keys that all of them visit are estimated: all of 2, 3, 4, 6 or 12 blocks
 PLACES = (0.0, *((i + 0.5) / SAMPLED for i in range(SAMPLED)), 1 - 2.0**-40)  # the first, those, the last
