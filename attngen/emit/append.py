@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from attngen.emit.abi import ROW_ALIGNMENT, data
 from attngen.emit.comment_text import shape_line
@@ -81,7 +81,7 @@ def append_program(append: Append, arch: str, comments: Comments = "brief") -> P
         append.name, tuple(_parameters(append, tensors)), (Product((rows, "batch")), Product(()), Product(())), (THREADS, 1, 1)
     )
     rotation = append.rotation
-    context: dict[str, Any] = {
+    context: dict[str, object] = {
         "title": append.name,
         "T": append.dtype.cuda,
         "A": append.angles.cuda if append.angles else "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from attngen.emit import abi, comment_text
 from attngen.emit.constants import ConstantLine
@@ -235,7 +234,7 @@ class CapturedSums(File):
             **{name: last.kernel for name, last in self.last_kernels().items()},
         }
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         kernels = self.kernels()
         return super().context() | {
             "zero_kernels": self.zero_kernels().values(),

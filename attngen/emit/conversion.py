@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.constants import ConstantLine
@@ -33,7 +32,7 @@ def converting_kernels(maker: KernelMaker) -> list[KernelText]:
     return [_kernel(maker, _converted(maker))] if maker.plan.converted else []
 
 
-def conversion(maker: KernelMaker) -> dict[str, Any]:
+def conversion(maker: KernelMaker) -> dict[str, object]:
     """What the template reads of the kernel; nothing if the file has none."""
     if not maker.plan.converted:
         return {}

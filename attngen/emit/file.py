@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from attngen.emit import abi, comment_text
 from attngen.emit.constants import INFINITY, ConstantLine
@@ -103,7 +102,7 @@ class File(KernelMaker):
         """The pre-pass."""
         return [range_kernel(self, span) for span in self.variant.spans]
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         spec, plan, variant = self.spec, self.plan, self.variant
         return {
             **self._header(),
@@ -172,7 +171,7 @@ class File(KernelMaker):
         kinds = {"rotary": plan.rotated, "converted": plan.converted, "transposed": plan.transposed}
         return [kind for kind, tensors in kinds.items() if tensors]
 
-    def _classification(self) -> dict[str, Any]:
+    def _classification(self) -> dict[str, object]:
         """What is said of the tiles that are visited."""
         plan, classify = self.plan, self.variant.classify
         solves = plan.bounds.begin is not ZERO or plan.bounds.end is not KEYS.length
@@ -185,7 +184,7 @@ class File(KernelMaker):
             and not any(s.index == "q" for s in self.variant.spans),
         }
 
-    def _header(self) -> dict[str, Any]:
+    def _header(self) -> dict[str, object]:
         """What the header says of the file."""
         return {
             "title": f"{self.spec.name}, {self.plan.keyword}{', backward' if self.plan.direction == 'backward' else ''}",
@@ -194,7 +193,7 @@ class File(KernelMaker):
             "shapes": [comment_text.shape_line(t) for t in self.tensors.values()],
         }
 
-    def _storage(self) -> dict[str, Any]:
+    def _storage(self) -> dict[str, object]:
         """Where the rows of a sequence are."""
         kernel = self.spec.kernel
         key_rows = "PagedHeadRows" if kernel.is_paged else "PaddedHeadRows" if kernel.is_counted else "HeadRows"
@@ -215,7 +214,7 @@ class File(KernelMaker):
             "max_kv_len": self.lengths["k"],
         }
 
-    def _rotation(self) -> dict[str, Any]:
+    def _rotation(self) -> dict[str, object]:
         """The kernels that rotate, if there are any."""
         rotation = rotation_of(self.spec, self.plan)
         if rotation is None:
@@ -230,7 +229,7 @@ class File(KernelMaker):
             "A": rotation.angles.cuda,
         }
 
-    def _captured(self) -> dict[str, Any]:
+    def _captured(self) -> dict[str, object]:
         """The captured values, and which functions read them."""
         fields = captured_fields(self.variant)
         return {

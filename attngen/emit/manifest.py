@@ -27,6 +27,7 @@ from attngen.emit.program import (
     Tensor,
 )
 
+Read = Mapping[str, Any]  # an object of a manifest, read from JSON
 FORMAT = "attngen-manifest"
 VERSION = 2
 FORMULAS = {"section": "sections", "splits": "splits", "parts": "parts"}  # the key of a formula, by its binding
@@ -60,7 +61,7 @@ def from_manifest(manifest: str, text: str) -> Program:
     )
 
 
-def _kernel(kernel: KernelEntry) -> dict[str, Any]:
+def _kernel(kernel: KernelEntry) -> dict[str, object]:
     return {
         "name": kernel.name,
         "grid": [_component(component) for component in kernel.grid],
@@ -72,7 +73,7 @@ def _kernel(kernel: KernelEntry) -> dict[str, Any]:
     }
 
 
-def _read_kernel(kernel: Mapping[str, Any]) -> KernelEntry:
+def _read_kernel(kernel: Read) -> KernelEntry:
     x, y, z = map(_read_component, kernel["grid"])
     block_x, block_y, block_z = kernel["block"]
     return KernelEntry(
@@ -86,13 +87,13 @@ def _read_kernel(kernel: Mapping[str, Any]) -> KernelEntry:
     )
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
+def _parameter(parameter: Parameter) -> dict[str, object]:
     written = asdict(parameter)
     formula = written.pop("formula")
     return written if formula is None else written | {FORMULAS[parameter.binding]: formula}
 
 
-def _read_parameter(parameter: Mapping[str, Any]) -> Parameter:
+def _read_parameter(parameter: Read) -> Parameter:
     given = dict(parameter)
     key = FORMULAS.get(given["binding"])
     if key is None:
@@ -101,7 +102,7 @@ def _read_parameter(parameter: Mapping[str, Any]) -> Parameter:
     return Parameter(**given, formula=HeadsInL2(**numbers) if key == "sections" else _read_count(numbers))
 
 
-def _tensor(tensor: Tensor) -> dict[str, Any]:
+def _tensor(tensor: Tensor) -> dict[str, object]:
     return {
         "name": tensor.name,
         "role": tensor.role,
@@ -117,7 +118,7 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-def _read_tensor(tensor: Mapping[str, Any]) -> Tensor:
+def _read_tensor(tensor: Read) -> Tensor:
     given = dict(tensor)
     sizes = [_read_extent(size) for size in given.pop("shape")]
     names = given.pop("axes", None) or [size if isinstance(size, str) else "" for size in sizes]
@@ -129,7 +130,7 @@ def _read_count(numbers: Mapping[str, int]) -> Splits | GroupParts:
     return GroupParts(**numbers) if "rounds" in numbers else Splits(**numbers)
 
 
-def _component(component: Product) -> Any:
+def _component(component: Product) -> object:
     factors = [_extent(f) for f in component.factors]
     return {"product": factors, "at_most": component.at_most} if component.at_most else factors
 
@@ -140,7 +141,7 @@ def _read_component(component: Any) -> Product:
     return Product(tuple(map(_read_extent, component)))
 
 
-def _extent(extent: Extent) -> int | str | dict[str, Any]:
+def _extent(extent: Extent) -> int | str | dict[str, object]:
     match extent:
         case CeilDiv():
             return {"ceil": extent.size, "by": extent.by}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit import abi
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_maker import KernelMaker
@@ -21,7 +19,7 @@ def transposing_kernels(maker: KernelMaker) -> list[KernelText]:
     return [_kernel(maker)] if maker.plan.transposed else []
 
 
-def transposition(maker: KernelMaker) -> dict[str, Any]:
+def transposition(maker: KernelMaker) -> dict[str, object]:
     """What the template reads of the kernel; nothing if the file has none."""
     if not maker.plan.transposed:
         return {}

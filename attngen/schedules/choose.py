@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import sizes_of_pairs
@@ -72,7 +71,7 @@ def _at(choice: Choice, problem: Problem, saves_lse: bool) -> Plan:
 
 
 @remembered
-def _of_point(choice: Choice, rule: Rule, point: Any) -> Plan:
+def _of_point(choice: Choice, rule: Rule, point: object) -> Plan:
     return rule.plan(choice.usual, point)
 
 

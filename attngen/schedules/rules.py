@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from attngen.plan.facts import SpecFacts, facts_of
 from attngen.plan.formulas import larger
@@ -19,10 +19,13 @@ from attngen.schedules.one_plan import plan_of, stated
 from attngen.schedules.registry import FUSED, keywords_of
 from attngen.spec.attention import KernelRequest
 
-Cases = Callable[[Problem], tuple[tuple[bool, Any], ...]]  # conditions and points; of numbers, or of `attngen.plan.formulas`
+P = TypeVar("P")
+Cases: TypeAlias = Callable[
+    [Problem], tuple[tuple[bool, P], ...]
+]  # conditions and points; of numbers, or of `attngen.plan.formulas`
 
 
-def first_of(cases: Cases) -> Callable[[Problem], Any]:
+def first_of(cases: Cases[P]) -> Callable[[Problem], P | None]:
     """The point of the first condition that holds; None if there is none."""
     return lambda problem: next((point for holds, point in cases(problem) if holds), None)
 
@@ -31,13 +34,13 @@ def first_of(cases: Cases) -> Callable[[Problem], Any]:
 class Rule:
     """A rule of the table, as it applies to one spec on one architecture."""
 
-    points: tuple[Any, ...]  # what it selects from
-    when: Callable[[Problem], Any]  # the point for the lengths of a call; None: it does not serve them
+    points: tuple[object, ...]  # what it selects from
+    when: Callable[[Problem], object]  # the point for the lengths of a call; None: it does not serve them
     plan: Callable[[Plan, Any], Plan]  # the plan of a point, from the usual one
     note: Decision | None = None  # what the usual plan says of it
     has_backward: bool = True  # a backward can read what its forwards save
     is_special: bool = True  # its plans are not those of other tiles of the usual schedule
-    cases: Cases | None = None  # `when` as formulas, of rules that are printed as C++
+    cases: Cases[object] | None = None  # `when` as formulas, of rules that are printed as C++
 
 
 def rules_of(usual: Plan) -> tuple[Rule, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit.constants import ConstantLine
 from attngen.schedules.decode import shares
 from attngen.schedules.decode.memory import OUTPUT_PAD
@@ -29,7 +27,7 @@ class Decode(SplitKeys, ByMma):
         """Those that hold keys and values."""
         return "K" if self.own.v_in_k else "KV"
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         return super().context() | {
             "values_by": "values_in_keys" if self.own.v_in_k else "values_beside_keys",
             "weights_are": "in_units" if self.own.in_units else "as_they_are",

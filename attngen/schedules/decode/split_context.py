@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit import abi
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Axis, PackedTiles, Parameter, Several
@@ -95,7 +93,7 @@ class SplitKeys(Fused):
     def splits(self) -> Parameter:
         return Parameter("splits", "int", "splits", "", formula=self.number_of_splits)
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         v = self.variant
         of_heads = [f for f in (v.kv_range, v.classify) if f is not None and "h_idx" in f.arguments]
         of_pairs = {a for f in (*v.of_scores, *v.of_row_terms, v.mask, v.scale_of_keys) if f is not None for a in f.arguments}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit.constants import ConstantLine, thread_grid
 from attngen.emit.wgmma import Wgmma
 from attngen.schedules.decode.memory import OUTPUT_PAD
@@ -45,7 +43,7 @@ class DecodeWgmma(SplitKeys, ByTma):
         shared = Wgmma("wgmma_pv_shared", self.v_columns(), dtype, b_transposed=True)
         return [*super().products(), held, shared]
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         columns = f"{self.first_value} to {self.first_value + self.spec.head_dim_v - 1}"
         return super().context() | {
             "split": "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.captured_sums import TERM_CONSTANTS, CapturedSums, Terms
@@ -72,7 +71,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         tiles = free("batch"), abi.head_axes(self.spec)[0], Axis("", CeilDiv("q_len", self.plan.block_q))
         return *tiles, *(Axis("", n) for n in (additions, threads, added))
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         kernels = self.kernels()
         return super().context() | {
             "kernels": {name: kernels.get(name) for name in KERNELS},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.schedules.fused_mma.plan import FusedMmaPlan
@@ -16,7 +14,7 @@ class FusedMma(ByMma):
     def kernels(self) -> dict[str, KernelText]:
         return self.fused_kernel("bhs", self.heads_in_l2())
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         own, because = self.own, self.own.one_stage_because
         copies = "two_stages" if self.plan.stages == 2 else "one_stage"
         return super().context() | {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit import abi
 from attngen.emit.captured_sums import TERM_CONSTANTS, CapturedSums, Terms
 from attngen.emit.constants import ConstantLine
@@ -24,7 +22,7 @@ class FusedSimtBackward(CapturedSums):
     def wants(self) -> dict[str, bool]:
         return {name: self.plan.wants(name) for name in ("q", "k", "v")}
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         return super().context() | {
             "wants": self.wants,
             "keys_need_ds": self.keys_need_ds,

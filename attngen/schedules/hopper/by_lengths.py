@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.plan.problem import Problem
@@ -13,9 +13,7 @@ from attngen.plan.visited_keys import visited
 from attngen.schedules.hopper.tiles import TileTiming
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[Any]
+    from numpy import ndarray as Numbers
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,8 @@ class ByLengths:
         else:
             of_all = keys.least * whole_rounds + (keys.mean - keys.least + overhead) * rounds
             found = np.maximum(of_all, keys.most + overhead) / rate
-        return block_q * found
+        found = block_q * found
+        return found
 
     @cached_property
     def _columns(self) -> tuple[Numbers, ...]:

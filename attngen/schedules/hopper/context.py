@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit import abi
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
@@ -117,7 +115,7 @@ class Hopper(ByTma):
             needed |= {*v.kv_range.arguments}
         return [n for n in OF_HEAD if n in needed]
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         v, bounds, by_products = self.variant, self.plan.bounds, self.own.row_sums == "products"
         softmax = self.spec.normalize == "softmax"
         of_tiles = [f for f in (v.kv_range, v.classify) if f is not None]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit.constants import ConstantLine
 from attngen.emit.program import Parameter
 from attngen.emit.wgmma import Wgmma
@@ -79,7 +77,7 @@ class HopperFp8(Hopper):
             "quantize_fp8_e5m2": set(),
         }
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         return super().context() | {"raised_weights": True}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit.constants import ConstantLine
 from attngen.emit.program import Parameter
 from attngen.emit.wgmma import Wgmma
@@ -55,7 +53,7 @@ class HopperWide(Hopper):
             ConstantLine("WEIGHT_STAGES", own.weight_stages, "tiles of weights on their way to the second consumer"),
         ]
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         return super().context() | {"value_slabs": self.own.value_slabs, "output": self.own.output}
 
 

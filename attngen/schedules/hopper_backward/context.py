@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from attngen.emit import abi, comment_text
 from attngen.emit.constants import ConstantLine
@@ -205,7 +204,7 @@ class HopperBackward(ByTma):
         return [self.tensors[gradient_argument(name)] for name in self.plan.written_pairs]
 
     def _parameters(
-        self, held: tuple[Any, int], seen: tuple[Any, int], results: tuple[str, ...], *more: Parameter
+        self, held: tuple[Iterable[str], int], seen: tuple[Iterable[str], int], results: tuple[str, ...], *more: Parameter
     ) -> list[Parameter]:
         """Of a kernel of products; tensors `held` and `seen` with the rows that one copy of them has."""
         return [
@@ -263,7 +262,7 @@ class HopperBackward(ByTma):
 
     # the file
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         pair, kept = comment_text.product_equations(self.spec, self.gradient), self.spec.dropout is not None
         kernels = self.kernels()
         of_keys, of_rows = kernels.get("dk_dv"), kernels.get("dq")

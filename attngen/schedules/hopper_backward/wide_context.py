@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit import comment_text
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
@@ -59,7 +57,7 @@ class HopperWideBackward(HopperBackward):
         pairs = Wgmma("wgmma_pairs", WARPGROUP_ROWS // self.own.consumers, dtype)
         return [pairs, *(Wgmma(f"wgmma_sum_{n}", n, dtype, b_transposed=True) for n in sorted(columns))]
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         pair = comment_text.product_equations(self.spec, self.gradient)
         kernels, softmax = self.kernels(), self.spec.normalize == "softmax"
         sums = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit import abi
 from attngen.emit.constants import ConstantLine
 from attngen.emit.file import File
@@ -44,7 +42,7 @@ class Fused(File):
         read = (*v.of_scores, *v.of_row_terms, v.head_scale, v.mask, v.sink, v.v_scale, v.dropout, v.kv_range, v.classify)
         return abi.captured(v) if v.key_vectors or v.pair_elements else self.captured(*read)
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         softmax = self.spec.normalize == "softmax"
         return super().context() | {
             "keeps_maximum": softmax and not self.is_bounded(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit.constants import ConstantLine, thread_grid
 from attngen.schedules.parts.fused_context import ROW_BLOCKS, Fused
 from attngen.schedules.parts.mma import MmaPlan
@@ -38,7 +36,7 @@ class ByMma(Fused):
         """Whether the warps of a block share the products of its tiles."""
         return self.own.warps_have == "columns"
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         own = self.own
         q_place = "registers" if own.q_in_registers else "shared"
         return super().context() | {

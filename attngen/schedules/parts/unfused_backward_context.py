@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from attngen.emit import abi, comment_text
 from attngen.emit.captured_sums import CapturedKernel, times
@@ -26,7 +25,7 @@ class UnfusedBackward(Unfused):
         derivative = self.variant.derivative
         return self.keeps("ds") and derivative is not None and "s" in derivative.arguments
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         return super().context() | {
             "keeps_dot": self.keeps("QK"),
             "weight_gradient_equation": comment_text.weight_gradient_equation(self.spec),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit import abi
 from attngen.emit.file import File
 from attngen.emit.kernel_text import KernelText
@@ -36,7 +34,7 @@ class Unfused(File):
         """The grid of the kernels that compute rows."""
         return self.head_grid(CeilDiv("q_len", self.plan.threads))
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         return super().context() | {"keeps_dot": False, "keeps_sink_weight": False, "kernel_files": self.kernel_files()}
 
     def kernel_files(self) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Extent, Parameter
@@ -17,7 +15,7 @@ class TiledBackward(OfTiles, UnfusedBackward):
     own: TiledBackwardPlan
     DIMS = ConstantLine("BLOCK_D", BLOCK_DV, "dimensions of a gradient of a block")
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         return super().context() | {
             "fills": self.own.fills,
             "row_floats": f"(({self.lengths['k']} + BLOCK_KV - 1) / BLOCK_KV * BLOCK_KV)",

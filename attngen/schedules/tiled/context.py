@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit.constants import SLICE, ConstantLine, thread_grid
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Extent, Parameter
@@ -27,11 +25,11 @@ class OfTiles(Unfused):
     def rows(self) -> tuple[Extent, ...]:
         return self.head_grid("q_len")
 
-    def context(self) -> dict[str, Any]:
-        context = super().context()
-        return context | {
+    def context(self) -> dict[str, object]:
+        classify = self.variant.classify
+        return super().context() | {
             "rows_of_block": bool(
-                {"q_lo", "q_hi", "q_tile"} & {*context["classify_arguments"], *self.variant.kv_range.arguments}
+                {"q_lo", "q_hi", "q_tile"} & {*(classify.arguments if classify else ()), *self.variant.kv_range.arguments}
             )
         }
 
