@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
 from attngen.diagnostics import ArgumentError as ArgumentError
 from attngen.spec.dtypes import DTYPES, DType, from_storage, round_to_storage
 from attngen.spec.dtypes import NUMPY_BFLOAT16 as NUMPY_BFLOAT16
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
@@ -49,15 +53,15 @@ class ArrayView:
     location: Location
     owner: Any  # the caller's array
     writable: bool = True  # its library's flag
-    keep: Any = None  # keeps its memory alive if the owner does not
+    keep: object = None  # keeps its memory alive if the owner does not
 
 
 _BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}
 _BY_NAME = {dtype.torch: dtype for dtype in DTYPES.values()}
-_BY_TORCH: dict[Any, DType] = {}
+_BY_TORCH: dict[torch.dtype, DType] = {}
 
 
-def view(array: Any, name: str, dtypes: Collection[str] = DTYPES) -> ArrayView:
+def view(array: object, name: str, dtypes: Collection[str] = DTYPES) -> ArrayView:
     """`array` as an ArrayView.
 
     Raises ArgumentTypeError for what is no array or has an element type that no kernel knows, which names `dtypes`, those that
@@ -83,7 +87,7 @@ def view(array: Any, name: str, dtypes: Collection[str] = DTYPES) -> ArrayView:
     return found
 
 
-def _of_torch(tensor: Any, name: str, dtypes: Collection[str], torch: Any) -> ArrayView:
+def _of_torch(tensor: torch.Tensor, name: str, dtypes: Collection[str], torch: ModuleType) -> ArrayView:
     if not _BY_TORCH:
         _BY_TORCH.update({getattr(torch, dtype.torch): dtype for dtype in DTYPES.values()})
     dtype = _BY_TORCH.get(tensor.dtype)
@@ -106,7 +110,7 @@ def _of_torch(tensor: Any, name: str, dtypes: Collection[str], torch: Any) -> Ar
     return ArrayView(name, _address(tensor, name), tuple(tensor.shape), tuple(tensor.stride()), dtype, location, tensor)
 
 
-def _address(tensor: Any, name: str) -> int:
+def _address(tensor: torch.Tensor, name: str) -> int:
     """The address of a tensor's elements. Raises ArgumentTypeError if it has none, as in torch's tracing and vmap."""
     try:
         address = int(tensor.data_ptr()) if type(tensor).__name__ != "FakeTensor" else 0
@@ -120,7 +124,7 @@ def _address(tensor: Any, name: str) -> int:
     return address
 
 
-def mark_written(arrays: Iterable[Any]) -> None:
+def mark_written(arrays: Iterable[object]) -> None:
     """Tells torch that a kernel has written to those of `arrays` that are its tensors: a backward that has saved one raises."""
     torch = sys.modules.get("torch")
     for array in arrays:
@@ -128,7 +132,7 @@ def mark_written(arrays: Iterable[Any]) -> None:
             torch.autograd.graph.increment_version(array)
 
 
-def _of_numpy(array: np.ndarray[Any, Any], name: str, dtypes: Collection[str]) -> ArrayView:
+def _of_numpy(array: np.ndarray, name: str, dtypes: Collection[str]) -> ArrayView:
     # the first look at `np.ma` imports it, which takes 25 ms
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise ArgumentTypeError(f"`{name}` is a masked array, and kernels do not read its mask; pass {name}.filled(...)")
@@ -142,14 +146,24 @@ def _of_numpy(array: np.ndarray[Any, Any], name: str, dtypes: Collection[str]) -
     return ArrayView(name, array.ctypes.data, array.shape, strides, dtype, CPU, array, array.flags.writeable)
 
 
-def _cuda_interface(array: Any) -> Mapping[str, Any] | None:
+class CudaInterface(TypedDict):
+    """What `__cuda_array_interface__` has (version 3)."""
+
+    shape: Sequence[int]
+    typestr: str
+    data: tuple[int, bool]  # the address, and whether it is read-only
+    strides: NotRequired[Sequence[int] | None]  # in bytes
+    mask: NotRequired[object]
+
+
+def _cuda_interface(array: object) -> CudaInterface | None:
     """The CUDA array interface of `array`, if it has one. It has no name for bf16 ("V2"), as which DLPack describes it."""
-    interface: Mapping[str, Any] | None = getattr(array, "__cuda_array_interface__", None)
+    interface: CudaInterface | None = getattr(array, "__cuda_array_interface__", None)
     is_nameless = interface is not None and np.dtype(interface["typestr"]).kind == "V"
     return None if is_nameless and hasattr(array, "__dlpack__") else interface
 
 
-def _of_cuda_interface(array: Any, interface: Mapping[str, Any], name: str, dtypes: Collection[str]) -> ArrayView:
+def _of_cuda_interface(array: object, interface: CudaInterface, name: str, dtypes: Collection[str]) -> ArrayView:
     if interface.get("mask") is not None:
         raise ArgumentTypeError(f"`{name}` is a masked array, and kernels do not read its mask; pass its elements alone")
     element = np.dtype(interface["typestr"])
@@ -188,7 +202,11 @@ DLPACK_DTYPES = {
 DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
-def _of_dlpack(array: Any, name: str, dtypes: Collection[str]) -> ArrayView:
+class HasDLPack(Protocol):
+    def __dlpack__(self) -> object: ...
+
+
+def _of_dlpack(array: HasDLPack, name: str, dtypes: Collection[str]) -> ArrayView:
     capsule = array.__dlpack__()
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
@@ -234,7 +252,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def has_heads_inside(strides: Sequence[Any]) -> bool:
+def has_heads_inside(strides: Sequence[int]) -> bool:
     """Whether an array [batch, heads, length, size] lies in memory as [batch, length, heads, size]."""
     return bool(strides[1] < strides[2])
 

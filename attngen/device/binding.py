@@ -17,13 +17,13 @@ from attngen.device.arrays import (
 )
 from attngen.device.overlap import OverlapCheck, byte_range
 from attngen.device.params import Number
-from attngen.device.protocol import Argument, Device, Kernel, Launch, Memory
+from attngen.device.protocol import Argument, CTypesScalar, Device, Kernel, Launch, Memory
 from attngen.device.sizes import NO_LENGTHS, Lengths, measure
 from attngen.device.tensor_map import MappedTensor, TensorMap, TensorMapError
 from attngen.emit.program import MULTIPROCESSORS, PACKED_ROWS, KernelEntry, Parameter, Program, Sizes, Tensor, evaluate
 from attngen.spec.dtypes import DTYPES
 
-CTYPES: dict[str, type[Any]] = {
+CTYPES: dict[str, type[CTypesScalar]] = {
     "int": ctypes.c_int,
     "long long": ctypes.c_longlong,
     "float": ctypes.c_float,
@@ -181,7 +181,7 @@ def _argument(parameter: Parameter, tensors: Mapping[str, Bindable], sizes: Size
         case "step":
             return _step(*tensors[parameter.of], parameter)
         case "param":
-            return CTYPES[parameter.ctype](params[parameter.of])  # type: ignore[no-any-return]
+            return CTYPES[parameter.ctype](params[parameter.of])
         case "section" | "splits" | "parts":
             assert parameter.formula is not None
             return ctypes.c_int(parameter.formula(sizes))
@@ -195,7 +195,7 @@ def _step(tensor: Tensor, array: ArrayView, parameter: Parameter) -> Argument:
             f"`{array.name}` has a stride of {step} bytes in dimension {parameter.dim}; this kernel takes at most {2**31 - 1} "
             "there. Pass a contiguous copy"
         )
-    return CTYPES[parameter.ctype](step)  # type: ignore[no-any-return]
+    return CTYPES[parameter.ctype](step)
 
 
 def _stride(tensor: Tensor, array: ArrayView, axis: int) -> int:

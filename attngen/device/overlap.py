@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
@@ -54,7 +53,7 @@ def _some_difference_is_zero(axes: Sequence[tuple[int, int]]) -> bool:
     return False
 
 
-def _share(one: Any, other: Any) -> bool:
+def _share(one: np.ndarray, other: np.ndarray) -> bool:
     try:
         return bool(np.shares_memory(one, other, max_work=MAX_WORK))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
@@ -64,7 +63,7 @@ def _share(one: Any, other: Any) -> bool:
 BASE = 1 << 60  # an address that is never read, far from both ends of the address space
 
 
-def _stand_in(shape: Sequence[int], strides: Sequence[int], size: int, offset: int = 0) -> np.ndarray[Any, Any]:
+def _stand_in(shape: Sequence[int], strides: Sequence[int], size: int, offset: int = 0) -> np.ndarray:
     """A numpy array of this layout at `BASE + offset`, whose elements are never read."""
     steps = tuple(s * size for s in strides)
     interface = {"version": 3, "typestr": f"|V{size}", "data": (BASE + offset, False), "shape": tuple(shape), "strides": steps}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, check_one_device
 from attngen.device.overlap import overlaps_itself
@@ -181,5 +180,5 @@ def _has(array: ArrayView, position: int) -> str:
     return f"`{array.name}` is {_shape(array.shape)}: dimension {position} is {array.shape[position]}"
 
 
-def _shape(shape: tuple[Any, ...]) -> str:
+def _shape(shape: tuple[object, ...]) -> str:
     return f"[{', '.join(map(str, shape))}]"

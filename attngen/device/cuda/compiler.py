@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -86,7 +87,7 @@ def _compile(source: Program, targets: tuple[str, ...], *options: str) -> tuple[
             raise DeviceError(f"NVRTC failed: {status.name}")
         return results[0] if results else None
 
-    def result(size_of: Any, get: Any) -> bytes:
+    def result(size_of: Callable[..., tuple[object, ...]], get: Callable[..., tuple[object, ...]]) -> bytes:
         size = checked(*size_of(program))
         # NVRTC writes into this object, so it must not be one that Python shares, as it does with bytes of length 1
         code = bytes(max(size, 2))

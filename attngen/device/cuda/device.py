@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attngen.device.cuda.compiler import cubin
 from attngen.device.cuda.launcher import Repeated, pack
 from attngen.device.protocol import DeviceError, Launch, Memory
 from attngen.emit.program import Program
+
+if TYPE_CHECKING:
+    from cuda.bindings.driver import CUfunction
+    from cuda.core import Device, Kernel, ObjectCode
 
 ARCH_SUFFIX_FROM = 9  # from compute capability 9.0 on, the suffix `a` selects architecture-specific features
 STATIC_SHARED_LIMIT = 48 * 1024  # more dynamic shared memory per block requires an attribute of the kernel
@@ -25,9 +29,9 @@ class CudaKernel:
     """A cubin loaded on one GPU. Entry points are looked up once."""
 
     source: Program
-    device: Any
-    code: Any
-    _entries: dict[str, Any] = field(default_factory=dict)
+    device: Device
+    code: ObjectCode
+    _entries: dict[str, CUfunction] = field(default_factory=dict)
 
     def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
         """Launches in order on the driver stream `stream` (by default the legacy default stream), without synchronization.
@@ -48,7 +52,7 @@ class CudaKernel:
         self.device.set_current()  # the driver packs tensor maps in a context, and this thread may not have used the GPU yet
         return Repeated(tuple(pack(self._entry(one), one, order) for one in launches), self.device)
 
-    def _entry(self, one: Launch) -> Any:
+    def _entry(self, one: Launch) -> CUfunction:
         name = one.entry.name
         if name not in self._entries:
             from cuda.bindings import driver
@@ -60,7 +64,7 @@ class CudaKernel:
         return self._entries[name]
 
 
-def _allow_shared(kernel: Any, size: int, ordinal: int) -> None:
+def _allow_shared(kernel: Kernel, size: int, ordinal: int) -> None:
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -76,7 +80,7 @@ class CudaDevice:
         try:
             from cuda.core import Device
 
-            self._device: Any = Device(ordinal)
+            self._device = Device(ordinal)
             self._device.set_current()
             major, minor = self._device.compute_capability
         except Exception as error:

@@ -7,11 +7,15 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attngen.device.cuda.tensor_map import encode
 from attngen.device.protocol import DeviceError, Launch
 from attngen.device.tensor_map import MappedTensor, TensorMap
+
+if TYPE_CHECKING:
+    from cuda.bindings.driver import CUfunction, CUresult, CUstream
+    from cuda.core import Device
 
 _FORMATS = {ctypes.c_void_p: "P", ctypes.c_longlong: "q", ctypes.c_int: "i", ctypes.c_float: "f", ctypes.c_bool: "?"}
 
@@ -38,7 +42,9 @@ class PackedMaps(dict[int, memoryview]):
 class Step:
     """One launch."""
 
-    geometry: tuple[Any, int, int, int, int, int, int, int]  # function, grid, block, shared bytes: as the driver takes them
+    geometry: tuple[
+        CUfunction, int, int, int, int, int, int, int
+    ]  # function, grid, block, shared bytes: as the driver takes them
     template: bytes  # its packed parameters
     offsets: tuple[int, ...]
     slots: tuple[tuple[int, int], ...]  # the addresses in it: which eight bytes, which address
@@ -46,7 +52,7 @@ class Step:
     early: bool
 
 
-def pack(function: Any, launch: Launch, order: Sequence[str]) -> Step:
+def pack(function: CUfunction, launch: Launch, order: Sequence[str]) -> Step:
     """The launch as a Step. `order` names the tensors whose addresses `Repeated` is called with; the others keep theirs.
 
     Parameters lie at multiples of their own size, tensor maps at multiples of eight bytes; the driver gets the offset of each.
@@ -95,7 +101,7 @@ class _Buffers:
 class Repeated:
     """The launches of one call signature, repeated with other addresses. Safe from several threads."""
 
-    def __init__(self, steps: tuple[Step, ...], device: Any) -> None:
+    def __init__(self, steps: tuple[Step, ...], device: Device) -> None:
         self._steps = steps
         self._device = device
         self._threads = threading.local()
@@ -123,7 +129,7 @@ class Repeated:
                 raise DeviceError(f"the driver refused a launch of {gx} x {gy} x {gz} blocks: {status.name}")
 
 
-def early_launch(step: Step) -> Callable[[Any, int], int]:
+def early_launch(step: Step) -> Callable[[CUstream, int], CUresult]:
     """The launch of a kernel that may start before the one in front of it ends: by stream and address of the parameters."""
     from cuda.bindings import driver
 
@@ -137,7 +143,7 @@ def early_launch(step: Step) -> Callable[[Any, int], int]:
         config.blockDimX, config.blockDimY, config.blockDimZ, config.sharedMemBytes,
     ) = sizes  # fmt: skip
 
-    def launch(stream: Any, parameters: int) -> Any:
+    def launch(stream: CUstream, parameters: int) -> CUresult:
         config.hStream = stream
         (status,) = driver.cuLaunchKernelEx(config, function, parameters, 0)
         return status
@@ -145,17 +151,17 @@ def early_launch(step: Step) -> Callable[[Any, int], int]:
     return launch
 
 
-_streams: dict[int, Any] = {}
+_streams: dict[int, CUstream] = {}
 
 
-def _stream(handle: int) -> Any:
+def _stream(handle: int) -> CUstream:
     from cuda.bindings import driver
 
     found = _streams[handle] = driver.CUstream(handle)
     return found
 
 
-def _launch(*arguments: Any) -> Any:
+def _launch(*arguments: object) -> tuple[CUresult]:
     """`cuLaunchKernel`, bound at the first launch: importing the driver's bindings needs no GPU, but takes time."""
     global _launch
     from cuda.bindings import driver

@@ -12,15 +12,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
 from attngen.device.arrays import ArrayView
-from attngen.device.protocol import DeviceError, Launch, Memory
+from attngen.device.protocol import Argument, DeviceError, Launch, Memory
 from attngen.device.tensor_map import MappedTensor
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 APART = 2**26  # bytes between tensors, beside several times the size of the largest: addresses are cheap, and nothing is there
 TIMES_LARGEST, FARTHEST = 4, 2**32
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which mmap does not name: nothing is set aside
@@ -40,7 +39,7 @@ class Copies:
         """`launch` with the copies' addresses."""
         distances = {one.name: copy.pointer - one.pointer for one, copy in zip(self.given, self.memory, strict=True)}
 
-        def with_copy(argument: Any, distance: int) -> Any:
+        def with_copy(argument: Argument, distance: int) -> Argument:
             if isinstance(argument, MappedTensor):
                 return replace(argument, pointer=argument.pointer + distance)
             return ctypes.c_void_p((argument.value or 0) + distance) if isinstance(argument, ctypes.c_void_p) else argument

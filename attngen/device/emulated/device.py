@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -83,7 +82,7 @@ class _Range(ctypes.Structure):
     _fields_ = (*words("pointer bytes"), *ints("writable element_bytes"), *words("elements read written"))
 
 
-def _range(one: Memory, elements: np.ndarray[Any, Any] | None) -> _Range:
+def _range(one: Memory, elements: np.ndarray | None) -> _Range:
     """A tensor as the runtime sees it; `elements` as of `Copies`."""
     if elements is None or one.array is None:
         return _Range(one.pointer, one.bytes, int(one.writable))
@@ -149,9 +148,7 @@ class EmulatedKernel:
             self._launch(tuple(map(copies.moved, launches)), copies.memory, copies.elements)
             copies.write_back()
 
-    def _launch(
-        self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], elements: Sequence[np.ndarray[Any, Any] | None]
-    ) -> None:
+    def _launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], elements: Sequence[np.ndarray | None]) -> None:
         if self._loaded is None:
             self._loaded = _load(self.library)
             # frees some megabytes of tables with the last kernel that uses the library

@@ -11,7 +11,6 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -200,14 +199,14 @@ def _writes(site: AccessSite, buffer: str) -> bool:
     return site.writes and site.buffer is not None and site.buffer.name == buffer
 
 
-def _site(s: Any, kernel: str, buffers: Sequence[NamedBuffer], calls: tuple[Call, ...]) -> AccessSite:
+def _site(s: _Site, kernel: str, buffers: Sequence[NamedBuffer], calls: tuple[Call, ...]) -> AccessSite:
     buffer = buffers[s.buffer] if s.buffer >= 0 else None
     what = s.what.decode().removeprefix("the ")
     numbers = (s.executions, s.lanes, s.bytes, s.phases, s.wavefronts, s.sectors, s.degree, s.width)
     return AccessSite(kernel, what, bool(s.write), buffer, calls, *numbers)
 
 
-def _step(s: Any, site: AccessSite, at: int, buffers: Sequence[NamedBuffer]) -> Step:
+def _step(s: _Step, site: AccessSite, at: int, buffers: Sequence[NamedBuffer]) -> Step:
     value = bytes(s.value[: s.bytes]) if s.has_value else None
     if value is None or site.buffer is not None:
         return Step(site, s.block, s.thread, s.phase, s.epoch, s.order, s.offset, s.bytes, value, at)
@@ -218,7 +217,7 @@ def _step(s: Any, site: AccessSite, at: int, buffers: Sequence[NamedBuffer]) -> 
 
 def _merged(sites: Sequence[AccessSite]) -> tuple[AccessSite, ...]:
     """Sites with those merged that the host compiler duplicated."""
-    whole: dict[tuple[Any, ...], AccessSite] = {}
+    whole: dict[tuple[object, ...], AccessSite] = {}
     for s in sites:
         key = (s.kernel, s.what, s.writes, s.buffer, s.calls, s.width)
         have = whole.get(key)
