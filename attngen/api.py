@@ -44,14 +44,16 @@ class CompiledAttention(Compiled):
     are dropped; `rng_state`, an int64 array [2], may hold both. For torch tensors, torch's generator is the default.
     """
 
-    captures: Mapping[str, Any] = field(default_factory=dict)
+    captures: Mapping[str, object] = field(default_factory=dict)
     on_tensors: TensorFunction | None = field(default=None, repr=False, compare=False)
     by_default: bool = field(default=False, repr=False, compare=False)  # on the emulated device, as there is no GPU
     # device and architecture as the caller named them; None if the device was no name
     place: tuple[str, str | None] | None = field(default=None, repr=False, compare=False)
-    _backwards: dict[Any, CompiledBackward] = field(default_factory=dict, repr=False, compare=False)
+    _backwards: dict[tuple[tuple[str, ...] | None, bool], CompiledBackward] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
-    def __reduce__(self) -> tuple[Callable[..., CompiledAttention], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., CompiledAttention], tuple[object, ...]]:
         """In another process the spec is compiled again, for the device of the same name. Raises TypeError without a name."""
         if self.place is None:
             raise TypeError(
@@ -63,7 +65,7 @@ class CompiledAttention(Compiled):
     def __copy__(self) -> CompiledAttention:
         return replace(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledAttention:
+    def __deepcopy__(self, memo: dict[int, object]) -> CompiledAttention:
         """With captures of its own: kernels cannot be copied, and need not be."""
         return replace(self, captures=deepcopy(self.captures, memo), on_tensors=deepcopy(self.on_tensors, memo))
 
@@ -78,14 +80,14 @@ class CompiledAttention(Compiled):
 
     def __call__(
         self,
-        q: Any,
-        k: Any,
-        v: Any = None,
+        q: object,
+        k: object,
+        v: object = None,
         *,
-        out: Any | None = None,
-        lse: Any | None = None,
+        out: object = None,
+        lse: object = None,
         stream: int | None = None,
-        **named: Any,
+        **named: object,
     ) -> Any:
         """O, or (O, lse). Runs on `stream` (a driver stream handle; by default the current stream of q's library). `v` is left
         out if the spec says that it is a part of k.
@@ -111,18 +113,18 @@ class CompiledAttention(Compiled):
 
     def backward(
         self,
-        dout: Any,
-        q: Any,
-        k: Any,
-        v: Any = None,
+        dout: object,
+        q: object,
+        k: object,
+        v: object = None,
         *,
-        out: Any | None = None,
-        lse: Any | None = None,
-        dlse: Any | None = None,
+        out: object = None,
+        lse: object = None,
+        dlse: object = None,
         wanted: Sequence[str] | None = None,
         deterministic: bool = DETERMINISTIC,
         stream: int | None = None,
-        **named: Any,
+        **named: object,
     ) -> dict[str, Any]:
         """The gradients of a loss, by name: of q, k and v, or of those that `wanted` names, which may be captured float tensors
         and float params too.
@@ -152,7 +154,7 @@ class CompiledAttention(Compiled):
         return {name: found[name] for name in names}
 
     def _arguments(
-        self, q: Any, k: Any, v: Any, named: Mapping[str, Any], **others: Any | None
+        self, q: object, k: object, v: object, named: Mapping[str, object], **others: object
     ) -> tuple[dict[str, ArrayView], Mapping[str, Number]]:
         """The arrays of a call by the names of their arguments, without those of `others` that are None, and its params.
 
@@ -170,7 +172,7 @@ class CompiledAttention(Compiled):
         dtypes = {tensor.argument: (tensor.dtype,) for tensor in self.source.tensors}
         return {name: view(array, name, dtypes.get(name, DTYPES)) for name, array in arrays.items()}, params
 
-    def math(self, q: Any, k: Any, v: Any = None, **named: Any) -> Any:
+    def math(self, q: object, k: object, v: object = None, **named: object) -> Any:
         """The same attention, computed by torch's own operations: for torch tensors on any device, in fp64 too. It is
         differentiable any number of times and in forward mode, also with respect to float params, which may be tensors. Memory
         grows with q_len * kv_len. Shapes and results are those of a call. Storage must be dense. Raises ArgumentError."""
@@ -184,7 +186,7 @@ class CompiledAttention(Compiled):
     def _saved(
         self,
         names: tuple[str, ...],
-        given: Mapping[str, Any],
+        given: Mapping[str, object],
         views: Mapping[str, ArrayView],
         params: Mapping[str, Number],
         stream: int | None,
@@ -239,7 +241,7 @@ class CompiledAttention(Compiled):
 class TensorFunction(Protocol):
     """A compiled spec as a function of one library's tensors, with that library's own dispatch."""
 
-    def takes(self, q: Any) -> bool: ...
+    def takes(self, q: object) -> bool: ...
 
     def __call__(
         self, q: Any, k: Any, v: Any, named: Mapping[str, Any], out: Any | None, lse: Any | None, stream: int | None
@@ -248,7 +250,7 @@ class TensorFunction(Protocol):
     def math(self, q: Any, k: Any, v: Any, named: Mapping[str, Any]) -> Any: ...
 
 
-MakeTensorFunction = Callable[[AttentionSpec, str | None, Mapping[str, Any], str], TensorFunction]
+MakeTensorFunction = Callable[[AttentionSpec, str | None, Mapping[str, object], str], TensorFunction]
 _tensor_functions: list[MakeTensorFunction] = []
 
 
@@ -285,7 +287,7 @@ def compile(
     kernel: str | None = None,
     device: Device | str = "auto",
     arch: str | None = None,
-    captures: Mapping[str, Any] | None = None,
+    captures: Mapping[str, object] | None = None,
     ahead: Sequence[str] = (),
     storage: Storage | None = None,
 ) -> CompiledAttention:
@@ -336,7 +338,7 @@ def compile(
 
 
 def _compile_again(
-    spec: AttentionSpec, kernel: str | None, device: str, arch: str | None, captures: Mapping[str, Any], _: type
+    spec: AttentionSpec, kernel: str | None, device: str, arch: str | None, captures: Mapping[str, object], _: type
 ) -> CompiledAttention:
     return compile(spec, kernel=kernel, device=device, arch=arch, captures=captures)
 
@@ -364,7 +366,7 @@ def _compile_into_cache(spec: AttentionSpec, arch: str, kernel: str | None) -> N
             cubin(emit(one, plan))
 
 
-def _check_types(spec: Any, device: Any, arch: Any, captures: Any, ahead: Any) -> None:
+def _check_types(spec: object, device: object, arch: object, captures: object, ahead: object) -> None:
     """Raises ArgumentTypeError for an argument of `compile` of the wrong type."""
     for keyword, given, fits, expected in (
         ("spec", spec, isinstance(spec, (AttentionSpec, str, PathLike)), "an AttentionSpec, a path, or a shipped name"),
@@ -383,7 +385,7 @@ def check_lse_given(spec: AttentionSpec) -> None:
         raise ArgumentError("`lse` was given, but the spec has no `output lse`")
 
 
-def check_stream(stream: Any) -> None:
+def check_stream(stream: object) -> None:
     """Raises ArgumentTypeError if `stream` is not the handle of a stream."""
     if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
         raise ArgumentTypeError(f"`stream` is {stream!r}; expected the driver's handle, as torch.cuda.Stream.cuda_stream")

@@ -88,7 +88,7 @@ def zero_dlse(program: Program, arrays: Mapping[str, ArrayView]) -> ArrayView:
     return made
 
 
-def check_dlse(spec: AttentionSpec, dlse: Any, stream: int | None) -> None:
+def check_dlse(spec: AttentionSpec, dlse: object, stream: int | None) -> None:
     """Raises ArgumentError for a `dlse` without an lse, or one that would have to be made on another stream."""
     if dlse is not None and not spec.lse:
         raise ArgumentError("`dlse` was given, but the spec has no `output lse`")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 from attngen.device.arrays import ArrayView
 from attngen.device.binding import Bound, bind, sizes_of
@@ -39,7 +39,9 @@ class Compiled:
     by_sizes: bool = field(default=False, repr=False, compare=False)
     by_scale: bool = field(default=False, repr=False, compare=False)
     schedule: str | None = field(default=None, repr=False, compare=False)
-    _others: dict[Any, Self] = field(default_factory=dict, repr=False, compare=False)  # the same for other sizes, or scales
+    _others: dict[Hashable, Self] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # the same for other sizes, or scales
 
     @property
     def source(self) -> Program:
@@ -66,7 +68,7 @@ class Compiled:
         form = scale_form(self.spec, params) if self.by_scale else "stated"
         return self if form == "stated" else self._other(form, lambda: self._of_form(form))
 
-    def _other(self, key: Any, make: Callable[[], Self]) -> Self:
+    def _other(self, key: Hashable, make: Callable[[], Self]) -> Self:
         """What `make` returned when `key` was first needed."""
         if key not in self._others:
             self._others[key] = make()

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import ClassVar, Self, dataclass_transform
 
 from attngen.source import Span
 
@@ -45,7 +45,7 @@ class Diagnostic:
     part: str | None = None
     span: Span | None = None
 
-    def __new__(cls, **values: Any) -> Self:
+    def __new__(cls, **values: object) -> Self:
         """A kind becomes a dataclass with its first instance: to make dataclasses of all would cost each process 50 ms."""
         for kind in reversed(cls.__mro__):
             if issubclass(kind, Diagnostic) and "__dataclass_fields__" not in vars(kind):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from inspect import signature
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol
 
 from attngen.api import CompiledAttention, check_schedule, compile_later
 from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, empty_like, view
@@ -26,10 +26,10 @@ from attngen.spec.scales import SOFTMAX_SCALE
 
 
 def attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any | None = None,
+    query: object,
+    key: object,
+    value: object,
+    attn_mask: object = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -38,7 +38,7 @@ def attention(
     mode: ScheduleName = "auto",
     seed: int | None = None,
     offset: int = 0,
-    **unknown: Any,
+    **unknown: object,
 ) -> Any:
     """softmax(scale * q k^T + attn_mask) v: torch's scaled_dot_product_attention, for arrays of any library.
 
@@ -92,10 +92,10 @@ def attention(
     return output.reshape((*given[0].shape[:-1], v.shape[3])) if len(given[0].shape) < 4 else output
 
 
-_tensor_functions: list[Callable[..., Any]] = []
+_tensor_functions: list[Callable[..., object]] = []
 
 
-def register_tensor_function(attention: Callable[..., Any]) -> None:
+def register_tensor_function(attention: Callable[..., object]) -> None:
     """Registers `attention` for torch tensors."""
     _tensor_functions.append(attention)
 
@@ -136,13 +136,18 @@ def check_ranks(ranks: Mapping[str, int]) -> None:
             )
 
 
-def check_equal_heads(q: Any, k: Any) -> None:
+class HasShape(Protocol):
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
+def check_equal_heads(q: HasShape, k: HasShape) -> None:
     """Raises ArgumentError if query heads would share key/value heads."""
     if q.shape[1] != k.shape[1]:
         raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
 
 
-def check_flags(**flags: Any) -> None:
+def check_flags(**flags: object) -> None:
     """Raises ArgumentTypeError for what is neither True nor False, such as another argument in the place of a flag."""
     for keyword, flag in flags.items():
         if not isinstance(flag, bool):
@@ -163,7 +168,7 @@ def check_dropout(dropout_p: float, name: str = "dropout_p") -> None:
 Scale = float | str | None  # an argument: a number, the text of a constant, or None for the default
 
 
-def plain_scale(scale: Any, name: str = "scale") -> Scale:
+def plain_scale(scale: object, name: str = "scale") -> Scale:
     """`scale` as a float, if it is a number. Raises ArgumentTypeError for what is neither a number, nor the text of one, nor
     None, and ArgumentError for one that is not finite. `name` is the argument's."""
     if scale is None or isinstance(scale, str):
@@ -192,7 +197,7 @@ def scale_params(written: str | None) -> dict[str, str]:
 _RENAMED = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask"}
 
 
-def refuse_renamed(unknown: Mapping[str, Any], function: Callable[..., Any]) -> None:
+def refuse_renamed(unknown: Mapping[str, object], function: Callable[..., object]) -> None:
     """Raises TypeError for an unknown keyword of `function`, with torch's name if it is another name of an argument."""
     for keyword in unknown:
         if keyword in _RENAMED:
