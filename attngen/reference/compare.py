@@ -8,9 +8,8 @@ last place of the largest output. `precision high` allows more: in fp32, the err
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -111,7 +110,7 @@ def truth(
     exact = exact or numpy_attention(spec, problem, params)
     draws = draws_of(problem, most_draws)
     inexact = [numpy_attention(spec, problem, params, np.float32)]
-    shared: dict[tuple[Any, ...], Any] | None = {} if draws > 1 else None
+    shared: dict[Hashable, object] | None = {} if draws > 1 else None
     inexact += [
         numpy_attention(spec, problem, params, rounding=Rounding(i, of_bytes=of_bytes, shared=shared)) for i in range(draws)
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -135,7 +134,7 @@ def _some_rows(q_len: int, kv_len: int) -> list[slice]:
     return [slice(0, q_len)] if q_len <= 2 * half else [slice(0, half), slice(q_len - half, q_len)]
 
 
-def _read_anywhere(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
+def _read_anywhere(problem: Problem, name: str, indices: tuple[Array, ...]) -> Array:
     """`read_input` for alternatives, which may read outside the tensor: such an index reads OUTSIDE."""
     array = problem.inputs[name]
     declared = problem.spec.input(name)

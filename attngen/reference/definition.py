@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from attngen.reference.problems import Array
 from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.dropout import RNG_STATE, bytes_of_pairs, dropped_of, kept_factor
 from attngen.spec.dtypes import FP8_DTYPES, FP8_E4M3, FP16, FP32, from_storage, round_to_storage, unit_roundoff
 from attngen.spec.evaluate import evaluate
 
+T = TypeVar("T")
 ROW_BUDGET = 2**25  # scores in memory at once
 
 
@@ -37,15 +39,16 @@ class Rounding:
     term: float = TERM  # relative error of each term of a sum over rows or keys, beside SPLIT_TERM if the precision allows it
     of_bytes: bool = False  # products are of numbers of 8 bits, and weights are numbers of e4m3 (`Schedule.multiplies_bytes`)
     # what other seeds need too for the same problem; None: nothing is kept
-    shared: dict[tuple[Any, ...], Any] | None = field(default=None, repr=False, compare=False)
+    shared: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
 
-    def kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
         """The result of `make`, or of that for another seed."""
         if self.shared is None:
             return make()
         if key not in self.shared:
             self.shared[key] = make()
-        return self.shared[key]
+        found: T = self.shared[key]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, 
     return matrix_product(problem, weights, problem.v[b, kv_head(problem, h)], "o", (b, h, rows.start)), found.lse
 
 
-def _in_fp16(problem: Problem, weights: Any, at: tuple[int, ...]) -> Any:
+def _in_fp16(problem: Problem, weights: Array, at: tuple[int, ...]) -> Array:
     """Weights with what fp16 takes from small ones, if the problem has rounding: as a factor of V, a weight is a multiple of
     2^-24 of its row's largest one (of 1, without a softmax) where it is less than 2^-14 of it. Where weights are larger, the
     rounding of the output is as large as theirs. The sink is no factor of V."""
@@ -202,17 +205,19 @@ def _in_fp16(problem: Problem, weights: Any, at: tuple[int, ...]) -> Any:
         return weights
     unit = weights.max(-1, keepdims=True, initial=0.0) if problem.spec.normalize == "softmax" else 1.0
     size = np.where(np.abs(weights) < 2.0**-14 * unit, 2.0**-25 * unit, 0.0)
-    return weights + _error(problem.rounding, np.where(weights == 0.0, 0.0, size), "weight", at)
+    found: Array = weights + _error(problem.rounding, np.where(weights == 0.0, 0.0, size), "weight", at)
+    return found
 
 
-def _in_bytes(problem: Problem, weights: Any, at: tuple[int, ...]) -> Any:
+def _in_bytes(problem: Problem, weights: Array, at: tuple[int, ...]) -> Array:
     """Weights with the errors of numbers of e4m3, if the problem has rounding of such products. The largest weight of a row has
     none: it is a power of 2."""
     if problem.rounding is None or not problem.rounding.of_bytes:
         return weights
     largest = weights.max(-1, keepdims=True, initial=0.0)
     size = np.maximum(WEIGHT_OF_BYTES * weights, np.where(weights == 0.0, 0.0, LEAST_WEIGHT_OF_BYTES * largest))
-    return weights + _error(problem.rounding, np.where(weights == largest, 0.0, size), "weight of bytes", at)
+    found: Array = weights + _error(problem.rounding, np.where(weights == largest, 0.0, size), "weight of bytes", at)
+    return found
 
 
 def dropout_rows(problem: Problem, b: int, h: int, rows: slice) -> Any | None:
@@ -272,16 +277,17 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
 EXACT_BITS = 22  # bits of a sum that tensor cores, which cut off what is smaller, still hold exactly
 
 
-def _are_exact(a: Any, b: Any) -> Any:
+def _are_exact(a: Array, b: Array) -> Array:
     """Whether the terms of each element of `a @ b`, and all sums of some of them, are multiples of one power of 2, which
     numbers of EXACT_BITS bits can be."""
     (of_rows, is_short), (of_columns, are_short) = _units(a), _units(b.T)
     if not (is_short.any() and are_short.any()):  # usual numbers: the product below is for others
         return np.zeros((len(a), b.shape[1]), bool)
-    return np.abs(a) @ np.abs(b) <= 2.0**EXACT_BITS * of_rows[:, None] * of_columns
+    found: Array = np.abs(a) @ np.abs(b) <= 2.0**EXACT_BITS * of_rows[:, None] * of_columns
+    return found
 
 
-def _units(rows: Any) -> tuple[Any, Any]:
+def _units(rows: Array) -> tuple[Array, Array]:
     """The largest power of 2 of which all elements of a row are multiples, and whether they are integers of few bits times it;
     0 of a row with an element that is not finite, or that has more bits than fp32."""
     numbers = np.asarray(rows, np.float64)
@@ -303,7 +309,7 @@ def is_power_of_2(problem: Problem) -> bool:
     return np.ndim(scale) == 0 and math.frexp(abs(float(scale)))[0] == 0.5
 
 
-def _error(rounding: Rounding, size: Any, result: str, at: tuple[int, ...]) -> Any:
+def _error(rounding: Rounding, size: Array, result: str, at: tuple[int, ...]) -> Array:
     """`size` [rows, columns] with random signs, at a quarter of the elements; 0 elsewhere, and where it is not finite.
 
     Four consecutive seeds share one sign per element, as only one of them uses it.
@@ -312,16 +318,18 @@ def _error(rounding: Rounding, size: Any, result: str, at: tuple[int, ...]) -> A
     key = (division, *result.encode(), *at)
     codes = rounding.kept(key, lambda: _codes(key, size.shape))
     signs = (codes == 2 * part).view(np.int8) - (codes == 2 * part + 1).view(np.int8)
-    return signs * (size if np.isfinite(size).all() else np.where(np.isfinite(size), size, 0.0))
+    found: Array = signs * (size if np.isfinite(size).all() else np.where(np.isfinite(size), size, 0.0))
+    return found
 
 
-def _codes(key: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+def _codes(key: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     """Random numbers for the errors of four consecutive seeds: twice the element's seed of the four, plus its sign."""
     codes = np.random.default_rng(key).integers(0, 8, shape, dtype=np.int8)
     if key[0]:
         return codes
     row, column = ((np.arange(length) & 3).astype(np.int8) for length in shape)  # the first seeds: every fourth element
-    return 2 * (row[:, None] + column & 3) + (codes & 1)
+    found: Array = 2 * (row[:, None] + column & 3) + (codes & 1)
+    return found
 
 
 def _softmax(problem: Problem, scores: Any, sink: Any | None, at: tuple[int, ...]) -> tuple[Any, Any, Any | None]:
@@ -361,13 +369,13 @@ def _arange(problem: Problem, start: int, stop: int) -> Any:
     return problem.xp.arange(start, stop, dtype=problem.xp.int64, **_place(problem))
 
 
-def _number(problem: Problem, value: Any) -> Any:
+def _number(problem: Problem, value: object) -> Any:
     """A number for an expression: torch's functions require tensors; numpy's are faster with Python's numbers. A param that is
     a tensor stays one, so that it has a gradient."""
     return problem.xp.number(value) if _place(problem) and isinstance(value, (int, float)) else value
 
 
-def _place(problem: Problem) -> dict[str, Any]:
+def _place(problem: Problem) -> dict[str, object]:
     return {"device": problem.q.device} if problem.xp.__name__ == "torch" else {}
 
 

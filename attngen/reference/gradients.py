@@ -71,7 +71,7 @@ def numpy_gradients(
     loss: Loss,
     wanted: tuple[str, ...],
     params: Mapping[str, int | float] | None = None,
-    compute: type[np.floating[Any]] = np.float64,
+    compute: type[np.floating] = np.float64,
     saved: Saved | None = None,
     rounding: Rounding | None = None,
 ) -> dict[str, Sum]:
@@ -164,7 +164,7 @@ class _Gradients:
             return np.asarray(matrix_product(self.problem, a, b, result, at))
         return np.asarray(np.where(a[:, :, None] == 0, 0, a[:, :, None] * b[None]).sum(1, dtype=a.dtype))
 
-    def _add_rows(self, name: str, at: tuple[Any, ...], rows: Array) -> None:
+    def _add_rows(self, name: str, at: tuple[int | slice, ...], rows: Array) -> None:
         if name in self.sums:
             self.sums[name].value[at] += rows
 
@@ -173,7 +173,6 @@ class _Gradients:
         total = self.sums[name]
         spec = self.problem.spec
         if not contribution.indices:
-            at: tuple[Any, ...] = ()
             total.value[()] += terms.sum(dtype=terms.dtype)
             total.magnitude[()] += np.abs(terms).sum(dtype=np.float64)
             total.terms[()] += terms.size

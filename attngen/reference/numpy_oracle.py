@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ def numpy_attention(
     spec: AttentionSpec,
     sample: Sample,
     params: Mapping[str, int | float] | None = None,
-    compute: type[np.floating[Any]] = np.float64,
+    compute: type[np.floating] = np.float64,
     rounding: Rounding | None = None,
 ) -> Reference:
     """`spec` applied to the storage arrays of a sample, computed in `compute`.
@@ -41,9 +40,7 @@ def numpy_attention(
         return Reference(*attention(problem, output, lse))
 
 
-def numbers_of(
-    spec: AttentionSpec, sample: Sample, params: Mapping[str, int | float], compute: type[np.floating[Any]]
-) -> Problem:
+def numbers_of(spec: AttentionSpec, sample: Sample, params: Mapping[str, int | float], compute: type[np.floating]) -> Problem:
     """The values of storage arrays, in the precision `compute`."""
     real = {name: _decode(array, compute) for name, array in sample.inputs.items()}
     numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params)
@@ -52,7 +49,7 @@ def numbers_of(
     return Problem(spec, q, k, v, real, numbers, np)
 
 
-def _decode(array: Array, compute: type[np.floating[Any]]) -> Array:
+def _decode(array: Array, compute: type[np.floating]) -> Array:
     values = from_storage(array)
     if values.dtype.kind == "f":
         return values.astype(compute)

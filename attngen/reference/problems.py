@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from attngen.spec.attention import SIZES, AttentionSpec, Input
 from attngen.spec.dtypes import DType, round_to_storage, within_range
-from attngen.spec.expr import Apply, Gather, Name, inputs_in, walk
+from attngen.spec.expr import Apply, Expr, Gather, Name, inputs_in, walk
 from attngen.spec.rotary import Rotary
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,9 @@ def _far_apart(spec: AttentionSpec, scores: Scores, q_shape: tuple[int, ...], k_
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def _normal(dtypes: tuple[DType, ...], seed: int, shapes: Shapes, magnitude: float) -> tuple[tuple[Array, ...], dict[str, Any]]:
+def _normal(
+    dtypes: tuple[DType, ...], seed: int, shapes: Shapes, magnitude: float
+) -> tuple[tuple[Array, ...], dict[str, object]]:
     """Random arrays of Q times `magnitude`, K and V, and the state of the generator after them."""
     rng = np.random.default_rng(seed)
     arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
@@ -252,7 +254,7 @@ def _products(spec: AttentionSpec, name: str) -> list[Apply]:
     ]
 
 
-def _is_position(node: Any) -> bool:
+def _is_position(node: Expr) -> bool:
     return not inputs_in(node) and any(isinstance(n, Name) and n.name in ("q", "k") for n in walk(node))
 
 

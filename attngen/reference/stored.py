@@ -11,6 +11,7 @@ from attngen.reference.problems import Array, Sample, Shape
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import nans
 
+Arguments = dict[str, Any]  # arguments of a call by name: arrays and numbers
 PAGE_SIZE = 16  # rows, of a spec that does not state it
 RUBBISH = -(2**31)  # in entries of a page table that no key needs
 GAP = 16  # elements: rows begin at multiples of 16 bytes, of booleans too
@@ -26,7 +27,7 @@ def stored(
     page_size: int = PAGE_SIZE,
     heads_inside: bool = False,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> Arguments:
     """The arguments of a call by name, in the storage of `spec`: the first `rows` of each batch's queries and the first `keys`
     of its keys, by default all.
 
@@ -38,7 +39,7 @@ def stored(
     batch, _, q_len, _ = problem.q.shape
     kv_len = problem.k.shape[2]
     rows, keys = rows or [q_len] * batch, keys or [kv_len] * batch
-    arrays: dict[str, Any] = {**problem.arrays(spec)}
+    arrays: Arguments = {**problem.arrays(spec)}
     of_keys: list[str] = [name for name in ("k", "v") if name in arrays]
     if kernel.is_packed:
         arrays |= {"q": packed(problem.q, rows), "cu_seqlens_q": begins_of(rows), "max_q_len": q_len}
@@ -58,7 +59,7 @@ def stored(
     return arrays
 
 
-def with_wrong_lengths(spec: AttentionSpec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def with_wrong_lengths(spec: AttentionSpec, arrays: Arguments) -> Arguments:
     """The arguments of `stored` with numbers of keys below 0, and past the room for them, in the place of 0 and of as many as
     there is room for; and with a first row before the first one and an end after the last one. Kernels take the nearest numbers
     that are possible, so that results are the same."""

@@ -7,6 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from attngen.reference.definition import Problem, attention, attention_rows, blocks_of_rows, count_allowed
+from attngen.reference.problems import Array
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import names_in
 
@@ -95,7 +96,7 @@ def allowed_pairs(
     return counted * int(q.shape[0] // batches) * int(q.shape[1] // heads)
 
 
-def to_torch(array: Any, device: str) -> torch.Tensor:
+def to_torch(array: Array, device: str) -> torch.Tensor:
     """A storage array of numpy as a tensor with the same bits."""
     import numpy as np
     import torch
