@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attngen.language.block import Loaded
 from attngen.language.load import load_file, load_path, load_source, load_text
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Loaded", "define", "load_file", "load_path", "load_source", "load_text", "to_text", "traced"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in ("define", "traced"):  # imported late: text needs no numpy
         from attngen.language import python_spec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_args
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.keywords import ScheduleName
@@ -45,7 +45,9 @@ REPEATED = ("input", "param", "let", "define")
 TENSORS = {"scaled": ("k", "v"), "values": ("k",)}  # the tensors that a statement may name
 EXPRESSIONS = ("mask", "score", "scale", "sink", "dropout", "scaled k", "scaled v")
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Fields = dict[str, Any]  # fields of an AttentionSpec, or of a part of it, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +165,10 @@ class Block:
         declared = [node for node in self.statements if node.kind in ("let", "define")]
         return unused_definitions(declared, self.scope)
 
-    def _attempt(self, step: Callable[..., T], *args: Any) -> T | None:
+    def _attempt(self, step: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
         """The result of `step`; None if it has mistakes, which are kept for `_raise_problems`."""
         try:
-            return step(*args)
+            return step(*args, **named)
         except DiagnosticError as error:
             self.problems += error.diagnostics
             return None
@@ -243,7 +245,7 @@ class Block:
         check_name(text, node.span)
         return text
 
-    def _dtypes(self) -> dict[str, Any]:
+    def _dtypes(self) -> Fields:
         """The element type of all tensors, or of each."""
         statement = self._required("dtype", "dtype fp16")
         first = statement.children[0]
@@ -355,7 +357,7 @@ class Block:
             return KernelRequest()
         schedule, *options = self.single["kernel"].children
         one_of(schedule.value, get_args(ScheduleName), mistakes.UnknownSchedule, span=schedule.span)
-        chosen: dict[str, Any] = {}
+        chosen: Fields = {}
         for keyword, value, node in _options(options):
             if keyword in chosen:
                 raise DiagnosticError(mistakes.DuplicateStatement(span=node.span, keyword=node.kind, line=node.span.line))
@@ -366,7 +368,7 @@ class Block:
         return KernelRequest(schedule=schedule.value, **chosen)
 
 
-def _options(nodes: list[Node]) -> Iterator[tuple[str, Any, Node]]:
+def _options(nodes: list[Node]) -> Iterator[tuple[str, object, Node]]:
     for node in nodes:
         values = [c.value for c in node.children]
         if node.kind == "tile":
@@ -408,7 +410,7 @@ def rotary_of(node: Node, resolver: Resolver, scope: Scope) -> Rotary:
     return Rotary(dim.value, pairs.value, str(cosines.value), str(sines.value), *given)
 
 
-def with_type_of_values(dtypes: dict[str, Any], values: tuple[int, ...] | None) -> dict[str, Any]:
+def with_type_of_values(dtypes: Fields, values: tuple[int, ...] | None) -> Fields:
     """The fields for element types: values that are a part of K have its type, unless another one is stated."""
     stated = values is None or dtypes.get("v_dtype") is not None
     return dtypes if stated else dtypes | {"v_dtype": dtypes.get("k_dtype")}
@@ -419,7 +421,7 @@ def as_float(expr: Expr) -> Expr:
     return apply("float", expr) if expr.type is Type.INT else expr
 
 
-def completed(written: Mapping[str, Expr | None], head_dim: int) -> dict[str, Any]:
+def completed(written: Mapping[str, Expr | None], head_dim: int) -> Fields:
     """The fields of an AttentionSpec for the expressions of these keywords. The default scale is 1 / sqrt(head_dim) (Vaswani et
     al. 2017). Raises DiagnosticError for a scale of K that is none."""
     keywords = ("score", "scale", "sink", "dropout", "scaled k", "scaled v")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from attngen.diagnostics import counted
@@ -25,7 +25,7 @@ class CapturedArray:
         name: str,
         array: Any,
         dtype_name: str | None,
-        prefix: tuple[Any, ...] = (),
+        prefix: tuple[object, ...] = (),
         captures: dict[str, CapturedArray] | None = None,
     ) -> None:
         self.name, self.array, self.dtype_name, self._prefix, self._captures = name, array, dtype_name, prefix, captures
@@ -42,10 +42,10 @@ class CapturedArray:
     def __len__(self) -> int:
         return int(self.shape[0])
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tracer | CapturedArray]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, indices: Any) -> Any:
+    def __getitem__(self, indices: object) -> Tracer | CapturedArray:
         at = (*self._prefix, *(indices if isinstance(indices, tuple) else (indices,)))
         sizes = tuple(self.array.shape)
         if len(at) > len(sizes):
@@ -57,7 +57,7 @@ class CapturedArray:
             return CapturedArray(self.name, self.array, self.dtype_name, at, self._captures)
         return self.element(tuple(_from_the_end(i, size) for i, size in zip(at, sizes, strict=True)))
 
-    def element(self, at: tuple[Any, ...] = ()) -> Tracer:
+    def element(self, at: tuple[object, ...] = ()) -> Tracer:
         """The element at these indices. It is read at each call, so that the array may change between calls."""
         if self.dtype_name is None:
             raise TraceError(
@@ -84,20 +84,22 @@ class CapturedArray:
             )
         return getattr(self.array, attribute)
 
-    def refuse(self, *others: Any) -> NoReturn:
+    def refuse(self, *others: object) -> NoReturn:
         """Raises TraceError: an array is used like one of its elements."""
         indices = ", ".join("bhqk"[-len(self.shape) :] if len(self.shape) <= 4 else "k")
         shown = self.name + "".join(f"[{i.expr if isinstance(i, Tracer) else i}]" for i in self._prefix)
         raise TraceError(f"`{shown}` is an array: index it, one integer for each dimension, as in {shown}[{indices}]")
 
-    def __array_ufunc__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __array_ufunc__(self, *args: object, **kwargs: object) -> NoReturn:
         self.refuse()
 
-    def __array_function__(self, *args: Any) -> NoReturn:
+    def __array_function__(self, *args: object) -> NoReturn:
         self.refuse()
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+    def __torch_function__(
+        cls, function: object, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> NoReturn:
         next(a for a in (*args, *(kwargs or {}).values()) if isinstance(a, CapturedArray)).refuse()
 
     __hash__ = object.__hash__
@@ -111,11 +113,11 @@ for _operator in (
     setattr(CapturedArray, f"__{_operator}__", CapturedArray.refuse)
 
 
-def _is_whole(index: Any) -> bool:
+def _is_whole(index: object) -> bool:
     return hasattr(index, "__index__") and not isinstance(index, (bool, CapturedArray)) and not is_array(index)
 
 
-def _from_the_end(index: Any, size: Any) -> Any:
+def _from_the_end(index: Any, size: object) -> Tracer | int:
     """The index; a negative one counts from the end, as in Python, if the size of the dimension is a number."""
     if isinstance(index, Tracer):
         return index
@@ -123,7 +125,7 @@ def _from_the_end(index: Any, size: Any) -> Any:
     return whole + size if whole < 0 and isinstance(size, int) else whole
 
 
-def array_dtype(value: Any) -> str | None:
+def array_dtype(value: object) -> str | None:
     """The name of the element type of an array of any library; None for other values and unsupported types."""
     dtype = getattr(value, "dtype", None)
     if dtype is None or not hasattr(value, "shape"):

@@ -5,27 +5,26 @@ A function has the meaning that its library documents, or is refused by its name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from attngen.language.functions import FUNCTIONS, cast, function
 from attngen.language.tracer import TraceError, Tracer, available, called
 from attngen.spec.expr import Expr, Type
 
 
-def numpy_call(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def numpy_call(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Tracer:
     return _called(f"numpy.{name}", function(name), args, kwargs)
 
 
-def torch_call(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def torch_call(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Tracer:
     if name == "__getitem__":
         raise TraceError("this tensor is indexed by a traced value but is not captured: give it a variable of its own")
     in_place = {"inplace": False}.items() <= kwargs.items()
     return _called(f"torch.{name}", function(name), args, {k: v for k, v in kwargs.items() if k != "inplace" or not in_place})
 
 
-def _called(title: str, meant: Callable[..., Expr] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _called(title: str, meant: Callable[..., Expr] | None, args: Sequence[object], kwargs: Mapping[str, object]) -> Tracer:
     if meant is None:
         raise TraceError(f"{title} cannot be traced. {available()}")
     try:
@@ -48,11 +47,11 @@ UNCONVERTED = ("half", "bfloat16", "double", "short", "char", "byte")
 HARMLESS = {"non_blocking", "copy", "memory_format", "device"}
 
 
-def _converted(kind: Type, x: Tracer) -> Any:
+def _converted(kind: Type, x: Tracer) -> Tracer:
     return called(lambda e: cast(e, kind), x)
 
 
-def _to_dtype(method: str, x: Tracer, dtype: Any) -> Any:
+def _to_dtype(method: str, x: Tracer, dtype: object) -> Tracer:
     if isinstance(dtype, Tracer):
         return _converted(dtype.expr.type, x)
     word = _dtype_word(dtype)
@@ -64,11 +63,11 @@ def _to_dtype(method: str, x: Tracer, dtype: Any) -> Any:
     )
 
 
-def _dtype_word(dtype: Any) -> str:
+def _dtype_word(dtype: object) -> str:
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
 
 
-def _to(x: Tracer, *args: Any, **kwargs: Any) -> Any:
+def _to(x: Tracer, *args: object, **kwargs: object) -> Tracer:
     """torch's `.to`, with a dtype, a device or a tensor. Traced values have no device."""
     for keyword in kwargs:
         if keyword not in HARMLESS | {"dtype"}:
@@ -80,15 +79,15 @@ def _to(x: Tracer, *args: Any, **kwargs: Any) -> Any:
     return x
 
 
-def _is_device(given: Any) -> bool:
+def _is_device(given: object) -> bool:
     return isinstance(given, str) and given.partition(":")[0] in ("cpu", "cuda", "mps", "xpu", "meta")
 
 
-def _refused(method: str, x: Tracer) -> Any:
+def _refused(method: str, x: Tracer) -> Tracer:
     return _to_dtype(method, x, method)
 
 
-METHODS: dict[str, Callable[..., Any]] = {
+METHODS: dict[str, Callable[..., Tracer]] = {
     **{name: partial(_converted, kind) for name, kind in CONVERTED.items() if name.isalpha()},
     **{name: partial(_refused, name) for name in UNCONVERTED},
     "to": _to,
@@ -100,7 +99,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def method(name: str) -> Callable[..., Any] | None:
+def method(name: str) -> Callable[..., Tracer] | None:
     """The meaning of a method of tensors or arrays; None if numbers have no such method."""
     if name in METHODS:
         return partial(_called_method, name, METHODS[name])
@@ -108,7 +107,7 @@ def method(name: str) -> Callable[..., Any] | None:
     return None if meant is None else partial(_called_method, name, partial(called, meant))
 
 
-def _called_method(name: str, meant: Callable[..., Any], x: Tracer, *args: Any, **kwargs: Any) -> Any:
+def _called_method(name: str, meant: Callable[..., Tracer], x: Tracer, *args: object, **kwargs: object) -> Tracer:
     try:
         return meant(x, *args, **kwargs)
     except TraceError:

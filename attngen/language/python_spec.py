@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 
 from attngen.diagnostics import DiagnosticError, refuse_keywords, warn
 from attngen.keywords import ScheduleName
-from attngen.language.block import completed, rotary_of, with_type_of_values
+from attngen.language.block import Fields, completed, rotary_of, with_type_of_values
 from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value, number_of
 from attngen.language.syntax import parse_expression, parse_rotation
@@ -41,7 +41,7 @@ from attngen.spec.names import SPELLED, check_name
 from attngen.spec.rotary import Rotary
 from attngen.spec.suspicions import suspicions
 
-Written = str | Callable[..., Any] | Expr | None
+Written = str | Callable[..., object] | Expr | None
 
 
 P = ParamSpec("P")
@@ -80,7 +80,7 @@ def _describe(
     k_scale: Written | float = None,
     v_scale: Written | float = None,
     inputs: Mapping[str, tuple[str, tuple[int | str, ...]]] | None = None,
-    params: Mapping[str, Any] | None = None,
+    params: Mapping[str, object] | None = None,
     normalize: Normalize = "softmax",
     lse: bool = False,
     precision: Precision = "highest",
@@ -164,7 +164,7 @@ def _describe(
     return result, {n: c.array for n, c in captures.items()}
 
 
-def _first(describe: Callable[P, tuple[AttentionSpec, Any]]) -> Callable[P, AttentionSpec]:
+def _first(describe: Callable[P, tuple[AttentionSpec, object]]) -> Callable[P, AttentionSpec]:
     @wraps(describe)
     def spec_alone(*args: P.args, **keywords: P.kwargs) -> AttentionSpec:
         return describe(*args, **keywords)[0]
@@ -177,7 +177,7 @@ traced = _named_keywords(_describe, "traced")
 define = _named_keywords(_first(_describe), "define")
 
 
-def _dtypes(given: Any) -> dict[str, Any]:
+def _dtypes(given: object) -> Fields:
     """The element type of all tensors, or, by their names, of Q and of others that have one of their own."""
     if not isinstance(given, Mapping):
         return {"dtype": dtype_named(given, STORAGE_DTYPES, "Q, K and V", statement="dtype")}
@@ -186,7 +186,7 @@ def _dtypes(given: Any) -> dict[str, Any]:
     return dtypes_of_tensors(given, lambda tensor: {"statement": "dtype"})
 
 
-def _allowed(given: Any) -> tuple[str, ...]:
+def _allowed(given: object) -> tuple[str, ...]:
     """The codes of the warnings that the spec allows."""
     if not isinstance(given, str | list | tuple):
         raise TypeError(f'`allow` is {given!r}; expected the codes of warnings, as "W205" or ("W205", "W207")')
@@ -194,7 +194,7 @@ def _allowed(given: Any) -> tuple[str, ...]:
     return allowed(*((word, {"statement": "allow"}) for word in words))
 
 
-def _is_number(given: Any) -> bool:
+def _is_number(given: object) -> bool:
     """Whether `given` is a number, numpy's too."""
     return isinstance(given, Real) and not isinstance(given, bool)
 
@@ -209,14 +209,14 @@ def _decimal(keyword: str, given: Any) -> float:
         ) from None
 
 
-def _whole(keyword: str, given: Any) -> int:
+def _whole(keyword: str, given: object) -> int:
     """A whole number, numpy's too."""
     if isinstance(given, bool) or not hasattr(given, "__index__"):
         raise TypeError(f"`{keyword}` is {given!r}; expected a whole number")
     return index(given)
 
 
-def _pair(keyword: str, given: Any) -> tuple[int, int] | tuple[None, None]:
+def _pair(keyword: str, given: object) -> tuple[int, int] | tuple[None, None]:
     if given is None:
         return None, None
     if not isinstance(given, tuple | list) or len(given) != 2:
@@ -234,7 +234,7 @@ def _items(keyword: str, given: Any) -> list[tuple[str, Any]]:
     return list((given or {}).items())
 
 
-def _input(name: str, given: Any) -> Input:
+def _input(name: str, given: object) -> Input:
     """The input for (element type, dimensions)."""
     check_name(name)
     if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[1], tuple | list):
@@ -273,11 +273,11 @@ class _Builder:
         self.declared.update({i.name: i for i in inputs})
         self.declared.update({p.name: _named(p) for p in params})
         arrays = (_DeclaredInput(i) for i in inputs)
-        self.known: dict[str, Any] = {a.name: a if a.shape else a.element() for a in arrays}
+        self.known: dict[str, object] = {a.name: a if a.shape else a.element() for a in arrays}
         self.known |= {p.name: Tracer(_named(p)) for p in params}
         self.sizes = {n: Tracer(whole[n]) for n in (*SIZES, *SPELLED, *sorted(free))}
 
-    def expression(self, keyword: str, written: Any) -> Expr | None:
+    def expression(self, keyword: str, written: object) -> Expr | None:
         if written is None:
             return None
         if isinstance(written, str):
@@ -292,7 +292,7 @@ class _Builder:
             raise TypeError(f"`{keyword}` is {written!r}; expected {expected}")
         return self._traced(keyword, written)
 
-    def _traced(self, keyword: str, function: Callable[..., Any]) -> Expr:
+    def _traced(self, keyword: str, function: Callable[..., object]) -> Expr:
         arguments = {"s": S, **{i: _int(i) for i in INDICES}}
         return trace(function, keyword, arguments, self.known, self.sizes, self.captures)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lark
-from lark import Lark, Token
+from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
 
 from attngen.cache.disk_cache import DiskCache, digest
@@ -334,15 +334,14 @@ class _Build:
     def __init__(self, source: SourceFile) -> None:
         self.source = source
 
-    def transform_bottom_up(self, tree: Any) -> Node:
-        results: dict[int, Any] = {}
+    def transform_bottom_up(self, tree: Tree[Token]) -> Node:
+        results: dict[int, Node] = {}
         for subtree in tree.iter_subtrees():
             children = [results[id(c)] if not isinstance(c, Token) else self._token(c) for c in subtree.children]
             if max((child.depth for child in children), default=0) >= MAX_DEPTH:
                 raise DiagnosticError(mistakes.NestedTooDeeply(span=self._deepest_allowed(tree), limit=MAX_DEPTH))
             results[id(subtree)] = self._node(subtree, children)
-        root: Node = results[id(tree)]
-        return root
+        return results[id(tree)]
 
     def _deepest_allowed(self, root: Any) -> Span:
         """The first subtree at level MAX_DEPTH, counted from the whole text."""
@@ -361,7 +360,7 @@ class _Build:
             return Node(token.type, span, _integer(str(token), span))
         return Node(token.type, span, _decimal(str(token), span) if token.type == "FLOAT" else str(token))
 
-    def _node(self, tree: Any, children: list[Node]) -> Node:
+    def _node(self, tree: Tree[Token], children: list[Node]) -> Node:
         kind, meta = tree.data, tree.meta
         if meta.empty:
             span = Span(self.source, 1, 1, 1, 1)

@@ -33,11 +33,11 @@ MEANT = {"s": "s", "score": "s", "b": "b", "h": "h", "q": "q", "k": "k", "q_idx"
 
 
 def trace(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     keyword: str,
     arguments: Mapping[str, Expr],
-    known: Mapping[str, Any],
-    sizes: Mapping[str, Any],
+    known: Mapping[str, object],
+    sizes: Mapping[str, object],
     captures: dict[str, CapturedArray],
 ) -> Expr:
     """The expression that `function` returns for `arguments`, which are `s`, `b`, `h`, `q` and `k`.
@@ -66,7 +66,7 @@ def trace(
         raise TraceError(f"{said}{place_of(error, environment.codes)}") from error
 
 
-def _returned(value: Any, title: str) -> Expr:
+def _returned(value: object, title: str) -> Expr:
     if value is None:
         raise TraceError(f"{title} returned None: is a `return` missing?")
     if isinstance(value, CapturedArray):
@@ -74,12 +74,12 @@ def _returned(value: Any, title: str) -> Expr:
     return lift(value)
 
 
-def title_of(function: Any) -> str:
+def title_of(function: object) -> str:
     name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", None)
     return f"`{name or type(function).__name__}`"
 
 
-def _parameters(function: Callable[..., Any], keyword: str, title: str) -> tuple[str, ...]:
+def _parameters(function: Callable[..., object], keyword: str, title: str) -> tuple[str, ...]:
     """The meaning of the parameters of `function` without default, in order. Raises TraceError."""
     known = SIGNATURES[keyword]
     expected = " or ".join(f"({', '.join(names)})" for names in known)
@@ -113,15 +113,15 @@ MEMBERS = {"_parameters", "_buffers", "_modules"}  # where torch.nn.Module has a
 class _Environment:
     """The variables of a traced function, with arrays replaced by CapturedArrays."""
 
-    known: Mapping[str, Any]
-    sizes: Mapping[str, Any]
+    known: Mapping[str, object]
+    sizes: Mapping[str, object]
     captures: dict[str, CapturedArray]
     functions: dict[types.FunctionType, types.FunctionType] = field(default_factory=dict)
     codes: set[types.CodeType] = field(default_factory=set)
     names: set[str] = field(default_factory=set)  # in the code: of globals, attributes and methods, and text for getattr
     open: set[int] = field(default_factory=set)  # identities of objects that are looked into at the moment
 
-    def prepared(self, function: Any) -> Callable[..., Any]:
+    def prepared(self, function: object) -> Callable[..., object]:
         """`function` in this environment, as are the functions of its module that it calls."""
         if isinstance(function, functools.partial):
             names = list(inspect.signature(function.func).parameters)
@@ -150,7 +150,7 @@ class _Environment:
         captured = CapturedArray(name, value, array_dtype(value), captures=self.captures)
         return captured if captured.shape or captured.dtype_name is None else captured.element()
 
-    def _object(self, owner: Any) -> Any:
+    def _object(self, owner: object) -> object:
         """An object that traced code reads, or a copy of it with the stand-ins of arrays among the attributes that the code, or
         a method or property of the object that it names, names in turn."""
         if isinstance(owner, NOT_LOOKED_INTO) or not hasattr(owner, "__dict__") or id(owner) in self.open:
@@ -176,7 +176,7 @@ class _Environment:
         made.__dict__.update(replaced)
         return made
 
-    def _stand_ins(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    def _stand_ins(self, attributes: Mapping[str, object]) -> dict[str, object]:
         """Those of `attributes` that are arrays or have some."""
         made = {name: self.captured(name.lstrip("_"), value) for name, value in attributes.items()}
         return {name: stand_in for name, stand_in in made.items() if stand_in is not attributes[name]}
@@ -188,7 +188,7 @@ class _Environment:
         self.codes.update(codes_in(code))
         used = {name for inner in codes_in(code) for name in inner.co_names}
         self.names |= names_in(function)
-        scope: dict[str, Any] = {n: v for n, v in {**self.sizes, **self.known}.items() if n in used}
+        scope: dict[str, object] = {n: v for n, v in {**self.sizes, **self.known}.items() if n in used}
         scope["__builtins__"] = tracing_builtins()
         cells = tuple(types.CellType() for _ in code.co_freevars)
         made = types.FunctionType(code, scope, function.__name__, None, cells)
@@ -208,7 +208,7 @@ class _Environment:
             cell.cell_contents = self._replaced(function, name, value)
         return made
 
-    def _replaced(self, function: types.FunctionType, name: str, value: Any) -> Any:
+    def _replaced(self, function: types.FunctionType, name: str, value: object) -> object:
         """The value of a global or enclosing variable of `function` in the traced function."""
         if name in self.known:
             return self.known[name]
@@ -217,7 +217,7 @@ class _Environment:
         return self.captured(name, value)
 
 
-def names_in(member: Any) -> set[str]:
+def names_in(member: object) -> set[str]:
     """The names and texts in the code of a function, a property, or a method of a class."""
     if isinstance(member, property):
         member = member.fget

@@ -5,9 +5,9 @@ from __future__ import annotations
 import builtins
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from attngen.language.functions import COMPARISONS, FUNCTIONS
 from attngen.spec.expr import Expr, ExpressionError, constant, within_limits
@@ -23,6 +23,12 @@ class _NoSuchAttribute(TraceError, AttributeError):
     """Makes `hasattr` of a traced value False, as numpy and torch expect for foreign types."""
 
 
+class Named(Protocol):
+    """A function of a library, as it is handed to a stand-in."""
+
+    __name__: str
+
+
 class Tracer:
     """The stand-in for a value inside a traced function; operators on it build an expression."""
 
@@ -31,32 +37,32 @@ class Tracer:
     def __init__(self, expr: Expr) -> None:
         self.expr = expr
 
-    def __pow__(self, exponent: Any, modulus: None = None) -> Any:
+    def __pow__(self, exponent: object, modulus: None = None) -> Tracer:
         if modulus is not None:
             raise TraceError("pow with three arguments cannot be traced: write (a**b) % c")
         return called(FUNCTIONS["pow"], self, exponent)
 
-    def __rpow__(self, base: Any) -> Any:
+    def __rpow__(self, base: object) -> Tracer:
         return called(FUNCTIONS["pow"], base, self)
 
-    def __divmod__(self, other: Any) -> tuple[Any, Any]:
-        return self // other, self % other
+    def __divmod__(self, other: object) -> tuple[Tracer, Tracer]:
+        return called(FUNCTIONS["floor_divide"], self, other), called(FUNCTIONS["remainder"], self, other)
 
-    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
-        return other // self, other % self
+    def __rdivmod__(self, other: object) -> tuple[Tracer, Tracer]:
+        return called(FUNCTIONS["floor_divide"], other, self), called(FUNCTIONS["remainder"], other, self)
 
-    def __floor__(self) -> Any:
+    def __floor__(self) -> Tracer:
         return call("int", called(FUNCTIONS["floor"], self))
 
-    def __ceil__(self) -> Any:
+    def __ceil__(self) -> Tracer:
         return call("int", called(FUNCTIONS["ceil"], self))
 
-    def __round__(self, digits: None = None) -> Any:
+    def __round__(self, digits: None = None) -> Tracer:
         if digits is not None:
             raise TraceError("round() with digits cannot be traced: write round(x * 10) / 10")
         return call("int", called(FUNCTIONS["round"], self))
 
-    def __trunc__(self) -> Any:
+    def __trunc__(self) -> Tracer:
         return call("int", self)
 
     def __pos__(self) -> Tracer:
@@ -65,7 +71,7 @@ class Tracer:
     def __repr__(self) -> str:
         return f"Tracer({self.expr!r})"
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., Tracer]:
         from attngen.language.foreign_calls import method
 
         found = method(name)
@@ -73,20 +79,24 @@ class Tracer:
             raise _NoSuchAttribute(f"a traced value has no `{name}`: it is one number. {available()}")
         return functools.partial(found, self)
 
-    def __array_ufunc__(self, ufunc: Any, how: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: Named, how: str, *inputs: object, **kwargs: object) -> Tracer:
         from attngen.language.foreign_calls import numpy_call
 
         if how != "__call__":
             raise TraceError(f"numpy.{ufunc.__name__}.{how} cannot be traced. {available()}")
         return numpy_call(ufunc.__name__, inputs, kwargs)
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(
+        self, function: Named, types: object, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Tracer:
         from attngen.language.foreign_calls import numpy_call
 
         return numpy_call(function.__name__, args, kwargs)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Named, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> Tracer:
         from attngen.language.foreign_calls import torch_call
 
         return torch_call(function.__name__, args, kwargs or {})
@@ -117,13 +127,13 @@ def lift(value: Any) -> Expr:
     raise TraceError(f"a {type(value).__name__} cannot be part of an expression; index it, or use a number")
 
 
-def is_numpy_scalar(value: Any) -> bool:
+def is_numpy_scalar(value: object) -> bool:
     """Whether `value` is a number of numpy, which is immutable, not an array."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.generic)
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether `value` is an array of any library. numpy's scalars are immutable and count as numbers. Raises TraceError for one
     that has no shape, such as a nested tensor of torch."""
     try:
@@ -132,7 +142,7 @@ def is_array(value: Any) -> bool:
         raise TraceError(f"a {type(value).__name__} without a shape cannot be captured; expected a dense array") from error
 
 
-def _plain(value: Any) -> bool | int | float:
+def _plain(value: bool | int | float) -> bool | int | float:
     """A number as bool, int or float, without a subclass such as IntEnum or numpy's float64."""
     if isinstance(value, bool):
         return value
@@ -143,34 +153,36 @@ def _plain(value: Any) -> bool | int | float:
     return int(value)
 
 
-def operand(value: Any) -> Any:
+def operand(value: object) -> Expr | str | None:
     """The expression of a tracer or a number; None and text as they are. Raises TraceError for other values."""
     return value if value is None or isinstance(value, str) else lift(value)
 
 
-def _applied(function: Callable[..., Expr], args: Iterable[Any], options: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def _applied(
+    function: Callable[..., Expr], args: Iterable[object], options: Mapping[str, object] = MappingProxyType({})
+) -> Tracer:
     try:
         return Tracer(within_limits(function(*args, **options)))
     except ExpressionError as error:
         raise TraceError(f"{error.message}{'; ' + error.help if error.help else ''}") from error
 
 
-def call(op: str, *args: Any) -> Any:
+def call(op: str, *args: object) -> Tracer:
     """The language's operator `op` applied to tracers and numbers. Raises TraceError."""
     return _applied(functools.partial(apply, op), map(lift, args))
 
 
-def called(function: Callable[..., Expr], *args: Any, **options: Any) -> Any:
+def called(function: Callable[..., Expr], *args: object, **options: object) -> Tracer:
     """A function of `attngen.language.functions` applied to tracers and numbers. Raises TraceError."""
     return _applied(function, map(operand, args), {name: operand(value) for name, value in options.items()})
 
 
 @functools.cache
-def function_of(name: str) -> Callable[..., Any]:
+def function_of(name: str) -> Callable[..., Tracer]:
     """The language's function `name`, for functions that are traced: an operator, or a number of the prelude."""
     meaning = functools.partial(apply, name) if name in ROWS else FUNCTIONS[name]
 
-    def function(*args: Any) -> Any:
+    def function(*args: object) -> Tracer:
         return _applied(meaning, map(lift, args))
 
     function.__name__ = function.__qualname__ = name
@@ -225,7 +237,7 @@ _REFUSED = {
 
 
 def _refusal(message: str) -> Callable[..., NoReturn]:
-    def refuse(self: Tracer, *_: Any) -> NoReturn:
+    def refuse(self: Tracer, *_: object) -> NoReturn:
         raise TraceError(message)
 
     return refuse
@@ -240,25 +252,25 @@ class _OfTracersToo(type):
 
     plain: type
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.plain)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, cls.plain)
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> object:
         if any(isinstance(a, Tracer) or is_array(a) for a in args):  # an array that is not captured is refused
             return call(cls.plain.__name__, *args)
         return cls.plain(*args, **kwargs)
 
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name: str) -> object:
         return getattr(cls.plain, name)
 
 
-def _extreme(op: str) -> Callable[..., Any]:
+def _extreme(op: str) -> Callable[..., object]:
     plain = getattr(builtins, op)
 
-    def chosen(*args: Any, **kwargs: Any) -> Any:
+    def chosen(*args: Any, **kwargs: object) -> object:
         of_one = len(args) == 1 and isinstance(args[0], Iterable) and not isinstance(args[0], Tracer)
         values = tuple(args[0]) if of_one else args
         if not any(isinstance(v, Tracer) for v in values):
@@ -272,7 +284,7 @@ def _extreme(op: str) -> Callable[..., Any]:
     return chosen
 
 
-def tracing_builtins() -> dict[str, Any]:
+def tracing_builtins() -> dict[str, object]:
     """Python's builtins; int, float, min and max also accept tracers."""
     classes = {t.__name__: _OfTracersToo(t.__name__, (), {"plain": t}) for t in (int, float)}
     return {**vars(builtins), **classes, "min": _extreme("min"), "max": _extreme("max")}

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
 from attngen.spec.dtypes import DTYPES_OF, DType
 
+W = TypeVar("W")
+Place = dict[str, Any]  # keywords of a diagnostic: a span, or a statement
 OTHER_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "int": "int32"}
 
 
-def one_of(word: Any, known: Sequence[str], mistake: Callable[..., Diagnostic], **place: Any) -> Any:
+def one_of(word: W, known: Sequence[str], mistake: Callable[..., Diagnostic], **place: object) -> W:
     """`word`, if it is one of `known`. Raises DiagnosticError with `mistake` at `place`, a span or a statement."""
     if word not in known:
         raise DiagnosticError(mistake(found=word, hint=_hint(word, known, f"not one of {', '.join(known)}"), **place))
     return word
 
 
-def allowed(*words: tuple[Any, dict[str, Any]]) -> tuple[str, ...]:
+def allowed(*words: tuple[str, Place]) -> tuple[str, ...]:
     """The codes of warnings that a spec allows, of words and their places. Raises DiagnosticError."""
     kinds = (k for k in vars(mistakes).values() if isinstance(k, type) and issubclass(k, mistakes.Suspicion))
     known = sorted(kind.code for kind in kinds if "code" in vars(kind))
     return tuple(sorted({one_of(word, known, mistakes.UnknownWarning, **place) for word, place in words}))
 
 
-def dtype_named(word: Any, known: Sequence[DType], of_what: str, **place: Any) -> DType:
+def dtype_named(word: object, known: Sequence[DType], of_what: str, **place: Any) -> DType:
     """The element type called `word`, one of `known`: those of `of_what`. Raises DiagnosticError at `place`."""
     names = [dtype.name for dtype in known]
     if word in names:
@@ -40,7 +42,7 @@ def dtype_named(word: Any, known: Sequence[DType], of_what: str, **place: Any) -
     )
 
 
-def dtypes_of_tensors(words: Mapping[str, Any], place: Callable[[str], dict[str, Any]]) -> dict[str, DType | None]:
+def dtypes_of_tensors(words: Mapping[str, object], place: Callable[[str], Place]) -> dict[str, DType | None]:
     """The fields of an AttentionSpec for the element types of "q" and of other tensors that have one of their own; `place` has
     that of a tensor's word. Raises DiagnosticError."""
     found = {t: dtype_named(word, DTYPES_OF[t], t.upper(), **place(t)) for t, word in words.items()}
@@ -48,6 +50,6 @@ def dtypes_of_tensors(words: Mapping[str, Any], place: Callable[[str], dict[str,
     return {"dtype": found["q"], **others}
 
 
-def _hint(word: Any, known: Sequence[str], otherwise: str) -> str:
+def _hint(word: object, known: Sequence[str], otherwise: str) -> str:
     near = get_close_matches(str(word), known, 1)
     return f"did you mean `{near[0]}`?" if near else otherwise
