@@ -18,9 +18,9 @@ which is "attngen" by another name: `from_pretrained` looks for a package of fla
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CellType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from attngen.optional import required
 from attngen.plan.plan import WIDEST_HEAD
@@ -48,8 +48,11 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.torch import BlockMask, create_block_mask, flash_attn_varlen_func, flex_attention
-from attngen.torch.block_mask import Unread
+from attngen.torch.block_mask import Function, Unread
 from attngen.torch.private import LISTS
+
+if TYPE_CHECKING:
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 NAME = "attngen"
 PAGED = f"paged|{NAME}"  # as transformers calls attention by pages
@@ -61,7 +64,7 @@ UNREAD_OPTIONS = ("indices", "block_indices", "sinks")  # keys of sparse attenti
 IGNORES_MASKS = ("doge",)  # types of models whose code drops a mask that is not a tensor
 
 
-def _instead(config: Any) -> str:
+def _instead(config: transformers.PretrainedConfig) -> str:
     """What to use for models of `config`, in words: `sdpa`, unless the model's class does not support it."""
     kinds = MODEL_MAPPING.get(type(config), None)
     kinds = kinds if isinstance(kinds, (list, tuple)) else [kinds]
@@ -77,9 +80,9 @@ class ModelMask(BlockMask):
     device: the layers of a model may be on several. `model` is the configuration of the model, for messages.
     """
 
-    model: Any = None
+    model: transformers.PretrainedConfig | None = None
 
-    def __getitem__(self, index: Any) -> ModelMask:
+    def __getitem__(self, index: object) -> ModelMask:
         parts = index if isinstance(index, tuple) else (index,)
         if not self.is_function or len(parts) > 4 or not all(isinstance(p, slice) and p.step in (None, 1) for p in parts):
             raise ArgumentError(
@@ -97,7 +100,7 @@ class ModelMask(BlockMask):
         assert self._described is not None
         return self._alike((q_len, kv_len), self._described._replace(batch=batch, heads=heads), part)
 
-    def to(self, device: Any) -> Any:
+    def to(self, device: torch.device | torch.dtype | str) -> Any:
         if isinstance(device, torch.dtype):
             raise ArgumentError(
                 f"the model converts its mask to {device}, but attngen keeps the mask as a function; {_instead(self.model)}"
@@ -113,20 +116,22 @@ class ModelMask(BlockMask):
             elsewhere[place] = self._alike(self.seq_lengths, described, _moved(self.mask_mod, place))
         return elsewhere[place]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in LISTS:
             return super().__getattr__(name)
         raise AttributeError(
             f"the mask of attngen is a function of positions and has no attribute {name!r}; {_instead(self.model)}"
         )
 
-    def _alike(self, lengths: tuple[int, int], described: Unread, mask_mod: Any = None) -> ModelMask:
+    def _alike(self, lengths: tuple[int, int], described: Unread, mask_mod: Function | None = None) -> ModelMask:
         found = super()._alike(lengths, described, mask_mod)
         found.model = self.model
         return found
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: object, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> NoReturn:
         name = getattr(function, "__name__", function)
         values = [*args, *(kwargs or {}).values()]
         values += [one for some in values if isinstance(some, (list, tuple)) for one in some]
@@ -152,12 +157,12 @@ def mask(
     kv_length: int = 0,
     q_offset: int | Tensor = 0,
     kv_offset: int | Tensor = 0,
-    mask_function: Any = causal_mask_function,
+    mask_function: Callable[..., Tensor] = causal_mask_function,
     attention_mask: Tensor | None = None,
-    device: Any = "cpu",
+    device: torch.device | str = "cpu",
     cache_position: Tensor | None = None,
-    config: Any = None,
-    **_: Any,
+    config: transformers.PretrainedConfig | None = None,
+    **_: object,
 ) -> ModelMask:
     """The mask of a call, with the arguments of transformers' mask interface. It holds the function: nothing is evaluated.
 
@@ -188,7 +193,7 @@ def mask(
 
 
 def attention(
-    module: Any,
+    module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -340,10 +345,12 @@ def _packed(
     row take no part."""
     window_size = (-1, -1) if window is None else (window - 1, window - 1)
     how = {"causal": causal, "window_size": window_size, **others}
-    return flash_attn_varlen_func(query.transpose(1, 2).squeeze(0), keys, values, *sequences, **how).unsqueeze(0)
+    output = flash_attn_varlen_func(query.transpose(1, 2).squeeze(0), keys, values, *sequences, **how)
+    assert isinstance(output, Tensor)
+    return output.unsqueeze(0)
 
 
-def _of_functions(functions: Sequence[Any], query: Tensor, key: Tensor) -> BlockMask:
+def _of_functions(functions: Sequence[Callable[..., Tensor]], query: Tensor, key: Tensor) -> BlockMask:
     return create_block_mask(and_masks(*functions), None, None, query.shape[2], key.shape[2], query.device)
 
 
@@ -358,7 +365,7 @@ def _of_pairs(dense: Tensor, query: Tensor, key: Tensor) -> BlockMask:
 
 
 def paged_attention(
-    module: Any,
+    module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -367,7 +374,7 @@ def paged_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     *,
-    cache: Any = None,
+    cache: PagedAttentionCache | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | Mapping[str, Tensor] | None = None,
     max_seqlen_q: int = 0,
@@ -403,7 +410,7 @@ def paged_attention(
     in_place = has_past and not has_window
     reads = [index[:0] for index in read_index] if in_place else read_index  # with an empty index, the cache copies nothing
     keys, values = cache.update(key, value, module.layer_idx, reads, write_index)
-    where: dict[str, Any] = {}
+    where: dict[str, Tensor] = {}
     if in_place:
         shape = (-1, cache.block_size, *cache.key_cache[layer].shape[1:])
         keys, values = cache.key_cache[layer].view(shape), cache.value_cache[layer].view(shape)

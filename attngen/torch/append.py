@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -129,7 +129,7 @@ def fake(*arguments: Any) -> Pair:
     return lengths.new_empty(lengths.shape), q.new_empty((0,)) if cos is None else torch.empty_like(q)
 
 
-def _batched(*_: Any) -> Any:
+def _batched(*_: object) -> NoReturn:
     raise ArgumentError(
         "rows are appended in place, and torch.vmap has no place for those of its samples; add them to the batch"
     )

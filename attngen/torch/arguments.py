@@ -18,7 +18,7 @@ from attngen.torch.dropout import generator_state
 Lists = tuple[Any, ...]  # (inputs, ints, floats) without trailing empty lists; None for any other empty list
 
 
-def unpacked(lists: Sequence[Any]) -> tuple[Any, Any, Any]:
+def unpacked(lists: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[int], Sequence[float]]:
     """(inputs, ints, floats), each a list or an empty tuple."""
     inputs, ints, floats = (*lists, None, None, None)[:3]
     return inputs or (), ints or (), floats or ()
@@ -40,7 +40,7 @@ class NamedArguments:
         if all(default is not None for _, default in self._params.values()):
             self._usual = self._numbers(check_params(self._params, {}))
 
-    def with_state(self, named: Mapping[str, Any], device: Any) -> Mapping[str, Any]:
+    def with_state(self, named: Mapping[str, object], device: Any) -> Mapping[str, object]:
         """The arguments of a call, with the state of the generator if there is dropout: by the call's `seed` and `offset`, or
         drawn by torch's generator. Raises ArgumentError."""
         if not self._unused.isdisjoint(named):
@@ -52,7 +52,7 @@ class NamedArguments:
 
     def unchecked(
         self, named: Mapping[str, Any], captured: Mapping[str, Tensor]
-    ) -> tuple[list[Tensor], tuple[Any, ...] | None]:
+    ) -> tuple[list[Tensor], tuple[object, ...] | None]:
         """(inputs, params) for a `Front`; params is None if it cannot be part of a key."""
         if not named and not self.inputs:
             return [], ()
@@ -62,7 +62,7 @@ class NamedArguments:
         inputs: list[Any] = [named[name] if name in named else captured.get(name) for name in self.inputs]
         return inputs, params if all(kind in (int, float) for _, kind, _ in params) else None
 
-    def lists(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> Lists:
+    def lists(self, named: Mapping[str, object], captured: Mapping[str, Tensor]) -> Lists:
         """The operator's arguments after q, k, v and the spec's text; `captured` replaces inputs that are not in `named`.
 
         Raises ArgumentError for a name that is unknown, missing or out of range, ArgumentTypeError for what is no tensor.
@@ -101,7 +101,7 @@ def _trimmed(inputs: list[Tensor] | None, numbers: Lists) -> Lists:
     return (inputs, *numbers) if numbers else () if inputs is None else (inputs,)
 
 
-def tensor(name: str, value: Any) -> Tensor:
+def tensor(name: str, value: object) -> Tensor:
     """`value` if it is a tensor of torch. Raises ArgumentTypeError."""
     if not isinstance(value, torch.Tensor):
         raise ArgumentTypeError(f"`{name}` is a {type(value).__name__}; expected a tensor, as `q` is")

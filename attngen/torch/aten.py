@@ -75,7 +75,7 @@ def type_of(dtype: torch.dtype) -> Type:
     return Type.BOOL if dtype is torch.bool else Type.FLOAT if dtype.is_floating_point else Type.INT
 
 
-def literal(value: Any) -> Expr:
+def literal(value: object) -> Expr:
     if isinstance(value, (bool, int, float)):
         return constant(value)
     raise TraceError(f"a {type(value).__name__} cannot be a number in an expression")
@@ -100,7 +100,7 @@ class Context:
 
     def range(self, expr: Expr) -> tuple[float, float]:
         """The range of an integer over all calls."""
-        names: dict[str, Any] = dict.fromkeys(INDICES, (0, MAX_LENGTH - 1)) | dict.fromkeys(SIZES, (0, MAX_LENGTH))
+        names = dict.fromkeys(INDICES, (0, MAX_LENGTH - 1)) | dict.fromkeys(SIZES, (0, MAX_LENGTH))
         for node in walk(expr):
             if isinstance(node, Name) and node.type is Type.INT and node.name not in names:
                 param = node.name in self.params
@@ -110,7 +110,7 @@ class Context:
         except ExpressionError:
             return -(2**63), 2**63 - 1
 
-    def term(self, value: Any) -> Expr:
+    def term(self, value: object) -> Expr:
         """A number that is added or compared: a param if the closure has an integer of this value, so that a function that
         differs in it alone needs no other kernel. Factors and divisors stay constants, which kernels compute with faster."""
         if type(value) is int and value in self.numbers and 1 < abs(value) <= MAX_INT_PARAM:
@@ -172,7 +172,6 @@ class Context:
 
 
 OWN = frozenset(name(n, Type.INT) for n in INDICES)
-Operand = Any  # Lazy or a Python number
 
 
 @dataclass
@@ -186,7 +185,7 @@ class Call:
     kwargs: Mapping[str, Any]
     context: Context
 
-    def arg(self, position: int, keyword: str, default: Any = None) -> Any:
+    def arg(self, position: int, keyword: str, default: object = None) -> Any:
         return self.args[position] if position < len(self.args) else self.kwargs.get(keyword, default)
 
     @property
@@ -196,14 +195,16 @@ class Call:
     def made(self, at: Callable[[Indices], Expr]) -> Lazy:
         return lazy(self.shape, self.dtype, at)
 
-    def read(self, operand: Operand, indices: Indices, number: Callable[[Any], Any] = literal) -> Any:
+    def read(self, operand: object, indices: Indices, number: Callable[[object], Expr | str | None] = literal) -> Any:
         """The element of an operand that broadcasts to the result."""
         if not isinstance(operand, Lazy):
             return number(operand)
         own = indices[len(indices) - len(operand.shape) :] if operand.shape else ()
         return operand.at(tuple(ZERO if size == 1 else i for i, size in zip(own, operand.shape, strict=True)))
 
-    def elementwise(self, function: Callable[..., Expr], *operands: Operand, number: Callable[[Any], Any] = literal) -> Lazy:
+    def elementwise(
+        self, function: Callable[..., Expr], *operands: object, number: Callable[[object], Expr | str | None] = literal
+    ) -> Lazy:
         made = self.made(lambda at: function(*(self.read(o, at, number) for o in operands)))
         sizes = list(made.sizes)
         for operand in operands:
@@ -249,7 +250,7 @@ def _elementwise(call: Call) -> Lazy:
     elif title in OPERANDS and call.kind is Type.FLOAT:
         term = call.context.operand
 
-    def of(*operands: Any) -> Expr:
+    def of(*operands: object) -> Expr:
         named = dict(zip(call.kwargs, operands[len(call.args) :], strict=True))
         try:
             found = meant(*operands[: len(call.args)], **named, **options)

@@ -314,7 +314,7 @@ def _(call: Call) -> Lazy:
 # --- constants --------------------------------------------------------------------------------------------------------
 
 
-def _filled(value: Any) -> Callable[[Call], Lazy]:
+def _filled(value: object) -> Callable[[Call], Lazy]:
     return lambda call: call.made(lambda at: cast(literal(value), call.kind))
 
 

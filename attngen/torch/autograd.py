@@ -9,16 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from attngen.spec.gradient import GradientError
 from attngen.torch import backward, operator
-from attngen.torch.backward import Backward, backward_operator, is_deterministic, saved_by
+from attngen.torch.backward import Backward, BackwardArguments, Said, backward_operator, is_deterministic, saved_by
 from attngen.torch.observed import are_plain, is_observed
-from attngen.torch.operator import LIBRARY, Floats, Full, Ints, Pair, Saved, Tensors, attention_operator, full_operator
+from attngen.torch.operator import (
+    LIBRARY,
+    Floats,
+    Full,
+    FullArguments,
+    Ints,
+    Pair,
+    Saved,
+    Tensors,
+    attention_operator,
+    full_operator,
+)
 from attngen.torch.private import (
     BelowAutograd,
     SingleLevelFunction,
@@ -65,12 +76,26 @@ def _is_direct(tensors: Sequence[Tensor]) -> bool:
 NO_GRADIENTS = (None,) * 6  # for the arguments of `_Attention` that are no tensors
 
 
+class _Context(Protocol):
+    """What a forward leaves to its backward, on torch's object."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, ...]
+    said: Said
+    needed: tuple[bool, ...]
+    is_transformed: bool
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
 class _Attention(SingleLevelFunction):
     """The arguments of `attention.full`, the tensors last."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         spec: str,
         ints: Sequence[int],
         floats: Sequence[float],
@@ -100,7 +125,7 @@ class _Attention(SingleLevelFunction):
         return out, lse, lse_rest
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         q, k, v, *inputs, out, lse, lse_rest = ctx.saved_tensors
         if dout is None:
             dout = q.new_zeros((*q.shape[:-1], v.shape[-1]))
@@ -118,7 +143,7 @@ class _Attention(SingleLevelFunction):
         return (*NO_GRADIENTS, *(next(found) if is_needed else None for is_needed in ctx.needed))
 
 
-def _full(*arguments: Any) -> Saved:
+def _full(*arguments: *FullArguments) -> Saved:
     """`attention.full` below autograd."""
     if _is_direct(Full(*arguments).tensors):
         return operator.run_full(*arguments)
@@ -149,7 +174,7 @@ def _attention(
         return attention_operator(q, k, v, spec, inputs, ints, floats, None, copies)
 
 
-def _attention_full(*arguments: Any) -> Saved:
+def _attention_full(*arguments: *FullArguments) -> Saved:
     call = Full(*arguments)
     refuse_tangents(call.spec, call.tensors)
     if _needs_gradients(call.tensors):
@@ -163,15 +188,15 @@ class _Gradients(SingleLevelFunction):
     """`compute`(tensors) where somebody may ask for its derivative."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable[..., list[Tensor]], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: object, compute: Callable[..., list[Tensor]], *tensors: Tensor | None) -> tuple[Tensor, ...]:
         return tuple(compute(*tensors))
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> None:
+    def backward(ctx: object, *_: object) -> None:
         raise GradientError(NO_SECOND_DERIVATIVE)
 
 
-def _attention_backward(*arguments: Any) -> list[Tensor]:
+def _attention_backward(*arguments: *BackwardArguments) -> list[Tensor]:
     call = Backward(*arguments)
     there = [t for t in call.tensors if t is not None]
     if not _needs_gradients(there):
@@ -183,7 +208,7 @@ def _attention_backward(*arguments: Any) -> list[Tensor]:
     return list(_applied(_Gradients, compute, *call.tensors))
 
 
-def _gradients(arguments: Sequence[Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+def _gradients(arguments: BackwardArguments, tensors: Sequence[Tensor]) -> list[Tensor]:
     """`attention_backward` below autograd. `tensors`: those of `arguments`."""
     if _is_direct(tensors):
         return backward.run(*arguments)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -42,6 +42,12 @@ def saved_by(spec: str, device: torch.device, wanted: Sequence[str], determinist
         for part in _parts(spec, place, tuple(wanted), deterministic)
     ]
     return tuple(dict.fromkeys(name for plan in plans for name in plan.saved))
+
+
+BackwardArguments: TypeAlias = tuple[
+    Tensor, Tensor | None, Tensor, Tensor, Tensor, str, Sequence[Tensor], Sequence[int], Sequence[float], Tensor | None,
+    Tensor | None, Tensor | None, Sequence[str], bool | None,
+]  # fmt: skip
 
 
 class Backward(NamedTuple):
@@ -112,7 +118,7 @@ class Repeat(NamedTuple):
 _calls: Remembered[Repeat] = Remembered()
 
 
-def run(*arguments: Any) -> list[Tensor]:
+def run(*arguments: *BackwardArguments) -> list[Tensor]:
     """The gradients by the kernels of a spec on q's device."""
     dout, dlse, q, k, v, spec, inputs, ints, floats, out, lse, lse_rest, wanted, deterministic = arguments
     said = spec, tuple(ints), tuple(floats), tuple(wanted), is_deterministic(deterministic)
@@ -164,7 +170,7 @@ def _checked(said: Said, tensors: Sequence[Any]) -> tuple[list[Tensor], Repeat |
     return [outputs[at] for at in written], Repeat(prepared, written) if len(prepared) == len(parts) else None
 
 
-def fake(*arguments: Any) -> list[Tensor]:
+def fake(*arguments: *BackwardArguments) -> list[Tensor]:
     """Shapes and strides alone."""
     call = Backward(*arguments)
     given = call.inputs_by_name

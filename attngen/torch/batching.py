@@ -20,8 +20,8 @@ from torch import Tensor
 
 from attngen.emit.abi import input_tensors
 from attngen.spec.expr import Gather, Name, walk
-from attngen.torch.backward import FIRST_INPUT, Backward, backward_operator
-from attngen.torch.operator import LIBRARY, Full, Pair, full_operator
+from attngen.torch.backward import FIRST_INPUT, Backward, BackwardArguments, backward_operator
+from attngen.torch.operator import LIBRARY, Full, FullArguments, Pair, full_operator
 from attngen.torch.private import enter_vmap, leave_vmap, with_batch_dim, without_batch_dim
 from attngen.torch.runtime import input_names, parsed
 
@@ -55,7 +55,7 @@ def _by_sample(tensor: Tensor, dim: int) -> Tensor:
     return moved.contiguous() if moved.stride(0) == 1 and moved.stride(-1) != 1 else moved
 
 
-def _fold(tensor: Any, dim: Dim, axis: Dim, samples: int, batch: int) -> Any:
+def _fold(tensor: Tensor | None, dim: Dim, axis: Dim, samples: int, batch: int) -> Any:
     """`tensor` with the added dimension as part of its dimension `axis`, which has `batch` elements or 1 in each sample."""
     if tensor is None or axis is None:
         return tensor
@@ -91,7 +91,7 @@ def _batch(q: Tensor, dim: Dim) -> int:
     return sizes[0]
 
 
-def _full(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
+def _full(info: Any, in_dims: tuple[Any, ...], *arguments: *FullArguments) -> Rule:
     call = Full(*arguments)
     dims: tuple[Any, ...] = Full(*in_dims).tensors
     axes = batch_axes(call.spec)
@@ -109,7 +109,7 @@ def _full(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
     return tuple(unfolded), tuple(None if empty else 0 for empty in is_empty)
 
 
-def _backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
+def _backward(info: Any, in_dims: tuple[Any, ...], *arguments: *BackwardArguments) -> Rule:
     call, dims = Backward(*arguments), Backward(*in_dims).tensors
     names, known = input_names(call.spec), batch_axes(call.spec)
 
@@ -133,7 +133,7 @@ def _backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
     return tuple(unfolded), (0,) * len(unfolded)
 
 
-def _backward_of_batched(*arguments: Any) -> list[Tensor]:
+def _backward_of_batched(*arguments: *BackwardArguments) -> list[Tensor]:
     """The backward in torch's older vmap: the rule of the newer one, by the tensors inside those of this level."""
     call = Backward(*arguments)
     level = leave_vmap() + 1  # what is called below is outside of it

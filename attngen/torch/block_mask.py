@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
 from operator import index
 from typing import Any, NamedTuple, Self
@@ -14,6 +14,7 @@ from torch.nn.attention import flex_attention as theirs
 from attngen.device.arrays import ArgumentError
 from attngen.torch.private import LISTS, blocks_of_mask, mask_of_blocks
 
+Function = Callable[..., Tensor]  # a mask or a score of numbers
 ROWS_AT_ONCE = 2**24  # pairs of a mask that is evaluated at once, where lists are made
 
 
@@ -24,7 +25,7 @@ class Unread(NamedTuple):
     heads: int
     device: torch.device  # where the function computes: what it captures stays there
     separate_full_blocks: bool
-    lists_on: Any
+    lists_on: torch.device
 
 
 class BlockMask(theirs.BlockMask):
@@ -60,7 +61,7 @@ class BlockMask(theirs.BlockMask):
         versions = versions_of([self.__dict__.get(name) for name in LISTS])
         return versions is not None and self.__dict__.get("_made") == versions
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name not in LISTS or self._described is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self.__dict__.update(_lists_of(self))
@@ -68,7 +69,7 @@ class BlockMask(theirs.BlockMask):
             self.__dict__["_made"] = versions_of([self.__dict__.get(name) for name in LISTS])
         return self.__dict__[name]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if self._described is not None and name in (*LISTS, "mask_mod", "BLOCK_SIZE"):
             self.__getattr__("kv_indices")  # lists of the function so far stay, as torch's do
             self.__dict__["_described"] = None
@@ -91,11 +92,11 @@ class BlockMask(theirs.BlockMask):
         assert self._described is not None
         return self._alike(self.seq_lengths, self._described._replace(lists_on=torch.device(device)))
 
-    def _alike(self, lengths: tuple[int, int], described: Unread, mask_mod: Any = None) -> Self:
+    def _alike(self, lengths: tuple[int, int], described: Unread, mask_mod: Function | None = None) -> Self:
         mask_mod = self.mask_mod if mask_mod is None else mask_mod
         return type(self)(seq_lengths=lengths, BLOCK_SIZE=self.BLOCK_SIZE, mask_mod=mask_mod, described=described)
 
-    def _adjust(self, new_q_len: int, new_kv_len: int) -> Any:
+    def _adjust(self, new_q_len: int, new_kv_len: int) -> BlockMask:
         shrinks = new_q_len <= self.seq_lengths[0] and new_kv_len <= self.seq_lengths[1]
         if not (self.is_function and self._described and shrinks):
             return super()._adjust(new_q_len, new_kv_len)
@@ -120,14 +121,14 @@ def _lists_of(mask: BlockMask) -> dict[str, Tensor | None]:
     return {name: None if found is None else found.to(place) for name, found in lists.items()}
 
 
-def _from_row(mask_mod: Any, start: int) -> Any:
+def _from_row(mask_mod: Function, start: int) -> Function:
     def moved(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return mask_mod(b, h, q_idx + start, kv_idx)
 
     return moved
 
 
-def takes(function: Any, count: int) -> bool:
+def takes(function: Callable[..., object], count: int) -> bool:
     """Whether `function` may be called with `count` arguments, those of a pair."""
     try:
         signature(function).bind(*range(count))
@@ -137,7 +138,7 @@ def takes(function: Any, count: int) -> bool:
 
 
 def create_block_mask(
-    mask_mod: Any,
+    mask_mod: Function,
     B: int | None,
     H: int | None,
     Q_LEN: int,
@@ -183,8 +184,11 @@ def tables_of(mask: theirs.BlockMask) -> tuple[Tensor, Tensor | None]:
     return found[2]
 
 
-def _tables(partial: tuple[Tensor, Tensor], full: tuple[Any, Any], blocks: int) -> tuple[Tensor, Tensor | None]:
-    return _table(*partial, blocks), None if full[0] is None else _table(*full, blocks)
+def _tables(
+    partial: tuple[Tensor, Tensor], full: tuple[Tensor | None, Tensor | None], blocks: int
+) -> tuple[Tensor, Tensor | None]:
+    counts, indices = full
+    return _table(*partial, blocks), None if counts is None or indices is None else _table(counts, indices, blocks)
 
 
 def _table(counts: Tensor, indices: Tensor, blocks: int) -> Tensor:

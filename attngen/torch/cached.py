@@ -46,7 +46,7 @@ class Reader(NamedTuple):
     attention: Callable[..., Any]
     front: Front
     inputs: Sequence[Tensor]
-    key: Any
+    key: object
 
 
 def attended(
@@ -146,7 +146,9 @@ def _appended_to_copies(
     return used, turned[..., : q.shape[3]]
 
 
-def _in_type_of_cache(q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor) -> tuple[Any, Any, Any]:
+def _in_type_of_cache(
+    q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """q, k and v; under autocast in the cache's element type, in which rows are appended, or in autocast's beside 8 bits."""
     kind = q.device.type
     if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
@@ -182,7 +184,7 @@ class Decoding:
             if not (rotary.has_usual_positions or rotary.positions == IN_ORDER):
                 self._refused = ", ".join(map(expression_to_text, rotary.positions))
 
-    def lists(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> Lists:
+    def lists(self, named: Mapping[str, object], captured: Mapping[str, Tensor]) -> Lists:
         """The arguments of a call: see `NamedArguments.lists`. Raises ArgumentError."""
         if self._storage != "dense":
             raise ArgumentError(f"the spec states storage {self._storage}; leave it out: a call's arguments say it")

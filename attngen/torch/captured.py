@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +92,7 @@ class Inputs:
             self.sizes.update({str(n): (source, dim) for dim, n in enumerate(dims)})
         return declared
 
-    def fix(self, operands: Iterable[Any], kept: Sequence[Expr] = ()) -> None:
+    def fix(self, operands: Iterable[object], kept: Sequence[Expr] = ()) -> None:
         """Makes torch.compile start again if a size of `operands` changes that is not one of `kept`: the expression is that of
         the traced size."""
         for operand in operands:

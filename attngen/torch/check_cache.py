@@ -57,7 +57,7 @@ def check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v
     _check_place(q, k_cache, place)
 
 
-def scales_of(q: Tensor, k_cache: Tensor, new_len: int, **named: Any) -> Scales:
+def scales_of(q: Tensor, k_cache: Tensor, new_len: int, **named: object) -> Scales:
     """The scales of K and of V, by the caller's names for them: each None, a number, or a tensor that broadcasts to [batch,
     length, heads]. Raises ArgumentError for others, and if the cache has none."""
     given = {name: scale for name, scale in named.items() if scale is not None}
@@ -72,7 +72,7 @@ def scales_of(q: Tensor, k_cache: Tensor, new_len: int, **named: Any) -> Scales:
     return Scales(*(None if one is None else _scale(name, one, shape, q) for name, one in named.items()))
 
 
-def descales_of(q: Tensor, k: Tensor, batch: int | None = None, **named: Any) -> list[Tensor | None]:
+def descales_of(q: Tensor, k: Tensor, batch: int | None = None, **named: object) -> list[Tensor | None]:
     """The scales of keys, values and queries of `batch` sequences (by default as many as q has), by the caller's names: each
     None, or fp32 [batch or 1, heads or 1]. Raises ArgumentError for others, and if keys, or queries, have not 8 bits."""
     if all(scale is None for scale in named.values()):
@@ -87,12 +87,12 @@ def descales_of(q: Tensor, k: Tensor, batch: int | None = None, **named: Any) ->
     return [None if scale is None else _scale(name, by_row(scale), shape, q).squeeze(1) for name, scale in named.items()]
 
 
-def by_row(descale: Any) -> Any:
+def by_row(descale: object) -> object:
     """[batch, kv_heads] as [batch, 1, kv_heads]."""
     return descale.unsqueeze(1) if isinstance(descale, torch.Tensor) and descale.dim() == 2 else descale
 
 
-def _scale(name: str, scale: Any, shape: Sequence[int], q: Tensor) -> Tensor:
+def _scale(name: str, scale: object, shape: Sequence[int], q: Tensor) -> Tensor:
     """A scale as a tensor fp32 of three dimensions."""
     if isinstance(scale, (int, float, np.integer, np.floating)) and not isinstance(scale, bool):
         return torch.full((1, 1, 1), float(scale), dtype=torch.float32, device=q.device)
@@ -163,13 +163,13 @@ def _check_place(q: Tensor, k_cache: Tensor, place: Place) -> None:
     check_length(place.cache_seqlens, rows)
 
 
-def check_length(length: Any, rows: int) -> None:
+def check_length(length: object, rows: int) -> None:
     """Raises ArgumentError for a number of keys, if `length` is one, for which a cache has no room."""
     if isinstance(length, (int, np.integer)) and not 0 <= length <= rows:
         raise ArgumentError(f"`cache_seqlens` is {length}; a cache has room for {rows} keys: expected 0 to {rows}")
 
 
-def _check_numbers(name: str, numbers: Any, shape: Sequence[int], q: Tensor) -> None:
+def _check_numbers(name: str, numbers: object, shape: Sequence[int], q: Tensor) -> None:
     if not isinstance(numbers, torch.Tensor):
         expected = "an int or a tensor" if name == "cache_seqlens" else "a tensor"
         raise ArgumentTypeError(f"`{name}` is a {type(numbers).__name__}; expected {expected} of int32")

@@ -15,7 +15,7 @@ import operator
 import sys
 import types
 from collections import OrderedDict, deque, namedtuple
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +55,7 @@ CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, deque, torch.Size)
 PLAIN = (str, bytes, bool, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
 
 
-_NAMES: dict[tuple[Any, ...], set[str]] = {}  # what the codes of some functions named when they were seen last
+_NAMES: dict[tuple[object, ...], set[str]] = {}  # what the codes of some functions named when they were seen last
 
 
 @dataclass
@@ -68,16 +68,18 @@ class Closure:
     numbers: dict[int, str] = field(default_factory=dict)
     floats: dict[float, str] = field(default_factory=dict)
     codes: set[types.CodeType] = field(default_factory=set)
-    opaque: Any = None
+    opaque: object = None
     is_traced: bool = False  # by Dynamo: `tensors` are stand-ins
     symbols: set[int] = field(default_factory=set)  # positions of `tensors` that stand for integers of the caller
     stands: dict[int, Tensor] = field(default_factory=dict)  # for `tensors` of a transform, by identity
-    shapes: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # by position in `tensors`, as Dynamo has them
+    shapes: dict[int, tuple[int | torch.SymInt, ...]] = field(
+        default_factory=dict
+    )  # by position in `tensors`, as Dynamo has them
     _names: set[str] = field(default_factory=set)  # attributes and globals that the codes name
     _places: dict[int, int] = field(default_factory=dict)  # positions in `tensors`, by the tensor's identity
-    _seen: dict[int, tuple[int, Any]] = field(default_factory=dict)  # what was looked into, by identity, with its number
+    _seen: dict[int, tuple[int, object]] = field(default_factory=dict)  # what was looked into, by identity, with its number
 
-    def key_of(self, *functions: Any) -> Hashable:
+    def key_of(self, *functions: object) -> Hashable:
         """The key of `functions` together."""
         first = tuple(getattr(f, "__code__", type(f)) for f in functions)
         self._names |= _NAMES.get(first, set())
@@ -141,7 +143,7 @@ class Closure:
             parts = (value.func, value.args, dict(value.keywords))
             return "partial", *(self._value(name, part, depth) for part in parts)
         if isinstance(value, (list, tuple, set, frozenset, deque, torch.Size)):
-            items: Any = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+            items: Iterable[object] = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
             found = kind, *(self._value(name, item, depth) for item in items)
             return found if kind in CONTAINERS else (*found, self._object(value, depth))
         if isinstance(value, dict):
@@ -202,7 +204,7 @@ class Closure:
             self.codes.update(codes_in(code))
             self._names.update(names_in_code(code))
 
-    def _object(self, value: Any, depth: int) -> Hashable:
+    def _object(self, value: object, depth: int) -> Hashable:
         """An object by those of its attributes and methods that some code names, or that Python calls without their name."""
         kind = type(value)
         members = members_of(kind)
@@ -256,7 +258,7 @@ class Closure:
             found += self._members(space, wanted | own, depth)
         return found
 
-    def _members(self, members: Mapping[str, Any], wanted: set[str], depth: int) -> list[Hashable]:
+    def _members(self, members: Mapping[str, object], wanted: set[str], depth: int) -> list[Hashable]:
         found: list[Hashable] = []
         for name in sorted(wanted & members.keys()) if members else ():
             member = members[name]
@@ -280,17 +282,17 @@ def has_state_of_c(kind: type) -> bool:
     return any(isinstance(m, MADE_IN_C) and m.__objclass__ is space for space in spaces for m in vars(space).values())
 
 
-def members_of(kind: type) -> dict[str, Any]:
+def members_of(kind: type) -> dict[str, object]:
     """What a class and its bases have."""
     return {k: v for space in reversed(kind.__mro__[:-1]) for k, v in vars(space).items()}
 
 
-def functions_of(members: Mapping[str, Any], names: set[str]) -> set[str]:
+def functions_of(members: Mapping[str, object], names: set[str]) -> set[str]:
     """Those of `names` that are functions of Python among `members`."""
     return {n for n in names & members.keys() if type(members[n]) in (types.FunctionType, classmethod, staticmethod)}
 
 
-def package_of(function: Any) -> str:
+def package_of(function: object) -> str:
     """The package of a function of Python, or of one that a classmethod or staticmethod has."""
     module: str = getattr(function, "__func__", function).__module__ or ""
     return module.partition(".")[0]

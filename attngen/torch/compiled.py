@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class TorchFunction:
         self._returns_lse = spec.lse
         self._front = Front()
 
-    def takes(self, q: Any) -> bool:
+    def takes(self, q: object) -> bool:
         """Whether `q` is a tensor on this device."""
         return isinstance(q, torch.Tensor) and q.device == self._device
 
@@ -43,11 +43,11 @@ class TorchFunction:
         q: Tensor,
         k: Tensor,
         v: Tensor | None,
-        named: Mapping[str, Any],
+        named: Mapping[str, object],
         out: Tensor | None,
         lse: Tensor | None,
         stream: int | None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, ...]:
         """O, or (O, lse), as `CompiledAttention` says. Raises ArgumentError."""
         k = tensor("k", k)
         v = tensor("v", self._spec.values_of(k, v))
@@ -59,11 +59,11 @@ class TorchFunction:
             result = self._front.call((q, k, v, *inputs), params, self._described, q, k, v, named)
         return tuple(result) if self._returns_lse else result[0]
 
-    def _described(self, q: Tensor, k: Tensor, v: Tensor, named: Mapping[str, Any]) -> Call:
+    def _described(self, q: Tensor, k: Tensor, v: Tensor, named: Mapping[str, object]) -> Call:
         check_tensors(q=q, k=k, v=v)
         return Call((*follow_autocast(q, k, v, self._dtype), self._text, *self._arguments.lists(named, self._captures)))
 
-    def math(self, q: Tensor, k: Tensor, v: Tensor | None, named: Mapping[str, Any]) -> Any:
+    def math(self, q: Tensor, k: Tensor, v: Tensor | None, named: Mapping[str, object]) -> Tensor | tuple[Tensor, ...]:
         """O, or (O, lse), by torch's own operations. Raises ArgumentError."""
         check_tensors(q=q, k=k)
         v = self._spec.values_of(k, v)
@@ -75,11 +75,11 @@ class TorchFunction:
     def _into(
         self,
         tensors: tuple[Tensor, ...],
-        named: Mapping[str, Any],
+        named: Mapping[str, object],
         out: Tensor | None,
         lse: Tensor | None,
         stream: int | None,
-    ) -> Any:
+    ) -> Sequence[Tensor]:
         """A call with `out`, `lse` or `stream`: it writes to its arguments, so it bypasses torch's dispatcher."""
         if lse is not None:
             check_lse_given(self._spec)

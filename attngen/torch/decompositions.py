@@ -26,7 +26,12 @@ def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Ten
 
 
 def _vector_norm(
-    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    x: Tensor,
+    ord: float = 2,
+    dim: int | list[int] | tuple[int, ...] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """torch's, with its derivative 0 at 0."""
     dim, x = dim or [], x.abs().to(dtype or x.dtype)
@@ -38,7 +43,7 @@ def _vector_norm(
     return torch.where(total > 0, torch.where(total > 0, total, 1.0) ** (1 / ord), 0.0)
 
 
-def _power(base: Any, exponent: Tensor) -> Tensor:
+def _power(base: object, exponent: Tensor) -> Tensor:
     """torch's integer of a power of two and an integer: a shift."""
     if type(base) is not int or base < 2 or base & (base - 1) or exponent.is_floating_point():
         return NotImplemented
@@ -57,7 +62,13 @@ def _bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right:
 
 
 def _searchsorted(
-    boundaries: Tensor, x: Tensor, *, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None
+    boundaries: Tensor,
+    x: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: object = None,
 ) -> Tensor:
     if boundaries.dim() != 1 or sorter is not None:
         raise TraceError("torch.searchsorted is available for boundaries of one dimension, without `sorter`")
@@ -72,7 +83,7 @@ def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return aten.index(x, [i if i is None or i.dim() else i.reshape(1) for i in indices])
 
 
-OWN: Mapping[Any, Callable[..., Any]] = {
+OWN: Mapping[Any, Callable[..., object]] = {
     aten.index.Tensor: _index,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
@@ -84,7 +95,7 @@ OWN: Mapping[Any, Callable[..., Any]] = {
 
 
 @functools.cache
-def decompositions() -> Mapping[Any, Callable[..., Any]]:
+def decompositions() -> Mapping[Any, Callable[..., object]]:
     """The function that replaces each operator without a meaning."""
     theirs = {
         operator: function

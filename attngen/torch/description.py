@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
 
 from attngen.api import check_schedule
 from attngen.cache.disk_cache import digest
@@ -26,8 +27,8 @@ from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.layout import padding_of
 from attngen.torch.private import constant_to_dynamo
 
-F = TypeVar("F", bound=Callable[..., Any])
-Written = str | Callable[..., Any] | None
+F = TypeVar("F", bound=Callable[..., object])
+Written = str | Callable[..., object] | None
 Keywords = Mapping[str, Any]  # keywords of `attngen.define`
 Mode = ScheduleName | Literal["math"]  # a schedule, or torch's own operations (`attngen.torch.math`)
 
@@ -109,7 +110,7 @@ def shared(description: Description) -> Description:
     return _shared.setdefault(repr(description), description)
 
 
-def without_functions(keywords: Keywords, dtype: str, head_size: int) -> tuple[Keywords, dict[str, Any]]:
+def without_functions(keywords: Keywords, dtype: str, head_size: int) -> tuple[Keywords, dict[str, object]]:
     """(`keywords` with the expressions of functions in their place, captured arrays, which are inputs of these expressions).
 
     What functions refer to may change later; specs of other element types and head sizes have the same expressions. Raises
@@ -134,7 +135,7 @@ def spec_text(
     return one_line(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
 
 
-def scale_of(scale: Any, name: str = "scale") -> tuple[str | None, list[float]]:
+def scale_of(scale: object, name: str = "scale") -> tuple[str | None, list[float]]:
     """(the scale as a text states it, the operator's floats). torch.compile may have a symbol for the number, which any
     question about it would make a constant: the call itself checks it. Raises ArgumentError, as `plain_scale`."""
     if scale is None or isinstance(scale, str):
@@ -150,7 +151,7 @@ def plain_number(number: float | None) -> float | None:
     return torch.fx.experimental.symbolic_shapes.guard_scalar(number)  # imported by torch.compile, in half a second
 
 
-def head_size(tensor: Any) -> int:
+def head_size(tensor: Tensor) -> int:
     """The last size of `tensor` as a plain number: torch.compile recompiles for another."""
     return index(tensor.shape[3])
 
@@ -164,7 +165,7 @@ def standard_text(
     dtype: torch.dtype,
     head_dim: int,
     head_dim_v: int,
-    mask_dtype: Any,
+    mask_dtype: torch.dtype | None,
     dropout_p: float = 0.0,
     axes: str = ALL_AXES,
 ) -> str:

@@ -35,7 +35,7 @@ from attngen.torch.description import (
     stored_types,
 )
 from attngen.torch.dropout import generator_state, share_of
-from attngen.torch.flash_mods import modified
+from attngen.torch.flash_mods import Mod, modified
 from attngen.torch.flash_names import check_hints, check_others, one_of
 from attngen.torch.front import Call, Front
 from attngen.torch.layout import check_tensors, follow_autocast, heads_first, needs_padding, padded, padded_heads, results
@@ -43,6 +43,11 @@ from attngen.torch.stored import DENSE, Stored
 
 EVERYTHING = (-1, -1)  # a window without ends
 Window = Sequence[int | None]
+Returned = Tensor | tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]  # O, (O, lse), or (O, lse, empty)
+How = tuple[
+    Mode, float, float | None, bool, int, int, float, bool, Storage, tuple[str, ...], tuple[int, ...], bool, int,
+    tuple[bool, ...],
+]  # fmt: skip
 INTS = (int, np.integer)
 NUMBERS = (*INTS, float, np.floating)
 OF_DENSE = (
@@ -76,14 +81,14 @@ def flash_attn_func(
     q_descale: Tensor | float | None = None,
     k_descale: Tensor | float | None = None,
     v_descale: Tensor | float | None = None,
-    score_mod: Any = None,
-    mask_mod: Any = None,
+    score_mod: Mod | None = None,
+    mask_mod: Mod | None = None,
     num_splits: int | None = None,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     mode: Mode = "auto",
-    **others: Any,
-) -> Any:
+    **others: object,
+) -> Returned:
     """flash-attention's function of that name: the order of arguments is version 2's, and those that only versions 3 and 4 have
     are keywords. `attngen.torch.flash_attn_3` and `attngen.torch.flash_attn_4` have the functions in the order of these.
 
@@ -128,7 +133,7 @@ def flash_attn_func(
     return returned(q, *found, return_attn_probs, return_lse)
 
 
-def returned(q: Tensor, output: Tensor, lse: Tensor | None, return_attn_probs: bool, return_lse: bool) -> Any:
+def returned(q: Tensor, output: Tensor, lse: Tensor | None, return_attn_probs: bool, return_lse: bool) -> Returned:
     """What a function of flash-attention returns."""
     if return_attn_probs:
         return output, lse, q.new_empty((0,))
@@ -193,9 +198,7 @@ def attend(
     return output, outputs[1] if lse else None
 
 
-def _described(
-    tensors: Sequence[Tensor], how: tuple[Any, ...], slopes: Tensor | None, sinks: Tensor | None, deterministic: bool
-) -> Call:
+def _described(tensors: Sequence[Tensor], how: How, slopes: Tensor | None, sinks: Tensor | None, deterministic: bool) -> Call:
     """The operator's call. `tensors` are q, k and v, and all inputs of the spec."""
     mode, dropout_p, softmax_scale, causal, left, right, softcap, lse, storage, cached, longest, _, chunk, scaled = how
     q, k, v, *inputs = tensors
@@ -247,7 +250,7 @@ def limits(window_size: Window, causal: bool) -> tuple[int, int]:
     return min(max(left, -1), MAX_LENGTH), -1 if causal else min(max(right, -1), MAX_LENGTH)
 
 
-def chunk_size(attention_chunk: Any) -> int:
+def chunk_size(attention_chunk: int | None) -> int:
     """The size of chunks, a constant of the kernel; 0 without them. Raises ArgumentError."""
     try:
         size = 0 if attention_chunk is None else int(plain_number(index(attention_chunk)) or 0)
@@ -258,7 +261,7 @@ def chunk_size(attention_chunk: Any) -> int:
     return size
 
 
-def pairs(q: Tensor, k: Tensor, window: tuple[int, int], causal: bool, chunk: int) -> Any:
+def pairs(q: Tensor, k: Tensor, window: tuple[int, int], causal: bool, chunk: int) -> Mod | None:
     """The mask of dense tensors as a function (row, key); None if all pairs take part."""
     left, right = window
     if not (causal or chunk or left >= 0 or right >= 0):

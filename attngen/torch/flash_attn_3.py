@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from attngen.device.arrays import ArgumentError
-from attngen.torch.flash_attn import EVERYTHING, Window, unbound
+from attngen.torch.flash_attn import EVERYTHING, Returned, Window, unbound
 from attngen.torch.flash_attn import flash_attn_func as dense
 from attngen.torch.kv_cache import flash_attn_with_kvcache as cached
 from attngen.torch.varlen import flash_attn_varlen_func as packed
@@ -38,7 +38,7 @@ def flash_attn_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
     **named: Any,
-) -> Any:
+) -> Returned:
     """O [batch, q_len, q_heads, size], or with `return_attn_probs` (O, lse [batch, q_heads, q_len]). `named` are keywords of
     `attngen.torch.flash_attn_func`. Raises ArgumentError."""
     return dense(
@@ -64,7 +64,7 @@ def flash_attn_qkvpacked_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
     **named: Any,
-) -> Any:
+) -> Returned:
     """`flash_attn_func` of qkv [batch, length, 3, heads, size]. Raises ArgumentError, also for `num_heads_q`, which says that
     query heads and key heads lie in one dimension, [batch, length, heads of all, size]."""
     if num_heads_q is not None:
@@ -101,7 +101,7 @@ def flash_attn_varlen_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
     **named: Any,
-) -> Any:
+) -> Returned:
     """O [total_q, q_heads, size], or with `return_attn_probs` (O, lse [q_heads, total_q]). `named` are keywords of
     `attngen.torch.flash_attn_varlen_func`. Raises ArgumentError."""
     return packed(
@@ -138,13 +138,13 @@ def flash_attn_with_kvcache(
     attention_chunk: int = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
-    scheduler_metadata: Any = None,
+    scheduler_metadata: object = None,
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
     **named: Any,
-) -> Any:
+) -> Returned:
     """O [batch, q_len, q_heads, size], or with `return_softmax_lse` (O, lse [batch, q_heads, q_len]). `named` are keywords of
     `attngen.torch.flash_attn_with_kvcache`. Raises ArgumentError."""
     return cached(

@@ -9,7 +9,6 @@ functions of tensors, as flex_attention's; those of CuTe are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from attngen.device.arrays import ArgumentError
 from attngen.torch.flash_attn import Window
 from attngen.torch.flash_attn import flash_attn_func as dense
+from attngen.torch.flash_mods import Mod
 from attngen.torch.varlen import flash_attn_varlen_func as packed
 
 
@@ -34,13 +34,13 @@ def flash_attn_func(
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
-    score_mod: Callable[..., Any] | None = None,
-    score_mod_bwd: Callable[..., Any] | None = None,
-    mask_mod: Callable[..., Any] | None = None,
-    aux_tensors: Any = None,
-    aux_scalars: Any = None,
-    block_sparse_tensors: Any = None,
-    block_sparse_tensors_bwd: Any = None,
+    score_mod: Mod | None = None,
+    score_mod_bwd: Mod | None = None,
+    mask_mod: Mod | None = None,
+    aux_tensors: object = None,
+    aux_scalars: object = None,
+    block_sparse_tensors: object = None,
+    block_sparse_tensors_bwd: object = None,
     return_lse: bool = False,
     **named: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -53,7 +53,7 @@ def flash_attn_func(
         aux_tensors=aux_tensors or None, aux_scalars=aux_scalars or None, block_sparse_tensors=block_sparse_tensors,
         block_sparse_tensors_bwd=block_sparse_tensors_bwd, return_lse=return_lse, **named,
     )  # fmt: skip
-    return found if return_lse else (found, None)
+    return (found[0], found[1]) if isinstance(found, tuple) else (found, None)
 
 
 def flash_attn_varlen_func(
@@ -78,14 +78,14 @@ def flash_attn_varlen_func(
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
-    score_mod: Callable[..., Any] | None = None,
-    score_mod_bwd: Callable[..., Any] | None = None,
-    mask_mod: Callable[..., Any] | None = None,
-    block_sparse_tensors: Any = None,
-    aux_tensors: Any = None,
-    aux_scalars: Any = None,
+    score_mod: Mod | None = None,
+    score_mod_bwd: Mod | None = None,
+    mask_mod: Mod | None = None,
+    block_sparse_tensors: object = None,
+    aux_tensors: object = None,
+    aux_scalars: object = None,
     return_lse: bool = False,
-    scheduler_metadata: Any = None,
+    scheduler_metadata: object = None,
     seqlen_k_per_split: int | None = None,
     disable_scheduler_metadata: bool = False,
     **named: Any,
@@ -108,7 +108,7 @@ def flash_attn_varlen_func(
         scheduler_metadata=scheduler_metadata, seqlen_k_per_split=seqlen_k_per_split,
         disable_scheduler_metadata=disable_scheduler_metadata, **named,
     )  # fmt: skip
-    return found if return_lse else (found, None)
+    return (found[0], found[1]) if isinstance(found, tuple) else (found, None)
 
 
 def _window(window_size: Window, causal: bool) -> Window:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from attngen.torch.flash_names import check_mod
 from attngen.torch.flex import flex_attention
 from attngen.torch.layout import check_tensors, heads_first
 
-Mod = Callable[..., Any]
+Mod = Callable[..., Tensor]
 
 
 def modified(

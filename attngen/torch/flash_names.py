@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ MODS = ("score_mod", "mask_mod")
 HINTS = ("scheduler_metadata", "disable_scheduler_metadata", "min_seqlen_k", "max_seqlen_q")  # about how to compute, not what
 
 
-def check_others(function: str, others: Mapping[str, Any], names: tuple[str, ...]) -> None:
+def check_others(function: str, others: Mapping[str, object], names: tuple[str, ...]) -> None:
     """Raises ArgumentError for arguments of flash-attention that attngen does not support, and TypeError for others. `names`
     are those of REFUSED, and of MODS, that this function has."""
     for name, value in others.items():
@@ -42,7 +42,7 @@ def check_others(function: str, others: Mapping[str, Any], names: tuple[str, ...
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
-def check_hints(num_splits: Any, pack_gqa: Any, sm_margin: Any) -> None:
+def check_hints(num_splits: object, pack_gqa: object, sm_margin: object) -> None:
     """Raises ArgumentTypeError for hints of another type. attngen plans splits, the rows of a group of heads, and grids itself,
     so that they have no effect."""
     for name, value in (("num_splits", num_splits), ("sm_margin", sm_margin)):
@@ -52,7 +52,7 @@ def check_hints(num_splits: Any, pack_gqa: Any, sm_margin: Any) -> None:
         raise ArgumentTypeError(f"`pack_gqa` is a {type(pack_gqa).__name__}; expected a bool or None")
 
 
-def one_of(**named: Any) -> Any:
+def one_of(**named: object) -> Any:
     """The value of an argument with two names, of which at most one is given. Raises ArgumentError."""
     given = {name: value for name, value in named.items() if value is not None}
     if len(given) > 1:
@@ -60,7 +60,7 @@ def one_of(**named: Any) -> Any:
     return next(iter(given.values()), None)
 
 
-def check_mod(name: str, function: Any, arguments: str) -> None:
+def check_mod(name: str, function: Callable[..., object], arguments: str) -> None:
     """Raises ArgumentError for a modification that is no function of `arguments`, as flex_attention's are. torch.compile traces
     it, and says so itself."""
     if not torch.compiler.is_dynamo_compiling() and not takes(function, arguments.count(",") + 1):

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.sdpa import plain_scale
 from attngen.spec.dropout import RNG_STATE
-from attngen.torch.block_mask import BlockMask, tables_of
+from attngen.torch.block_mask import BlockMask, Function, tables_of
 from attngen.torch.description import Mode, sources
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flex_operator import attend_untraced, flex_operator
@@ -30,12 +30,12 @@ def flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    score_mod: Any = None,
-    block_mask: Any = None,
+    score_mod: Function | None = None,
+    block_mask: theirs.BlockMask | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
-    kernel_options: Any = None,
+    kernel_options: object = None,
     *,
     return_aux: AuxRequest | None = None,
     sinks: Tensor | None = None,
@@ -108,7 +108,7 @@ def _of_one_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     return q, k, v
 
 
-def _mode(kernel_options: Any) -> Mode:
+def _mode(kernel_options: object) -> Mode:
     """The mode that `kernel_options` state, beside those of torch. Raises ArgumentError, ArgumentTypeError."""
     if kernel_options is None:
         return "auto"
@@ -121,7 +121,9 @@ def _mode(kernel_options: Any) -> Mode:
     return mode
 
 
-def _mask(block_mask: Any, q: Tensor, k: Tensor) -> tuple[dict[str, Tensor], Any, tuple[int, int] | None]:
+def _mask(
+    block_mask: theirs.BlockMask | None, q: Tensor, k: Tensor
+) -> tuple[dict[str, Tensor], Function | None, tuple[int, int] | None]:
     """(tables of the lists, the function, block sizes) of a mask. Raises ValueError, ArgumentError."""
     if block_mask is None:
         return {}, None, None
@@ -150,7 +152,7 @@ def _mask(block_mask: Any, q: Tensor, k: Tensor) -> tuple[dict[str, Tensor], Any
     return tables, mask_mod, size
 
 
-def _check_lengths(block_mask: Any, q_len: int, kv_len: int) -> None:
+def _check_lengths(block_mask: theirs.BlockMask, q_len: int, kv_len: int) -> None:
     rows, keys = block_mask.seq_lengths
     # one after the other: of both at once, torch.compile forgets that a mask's two lengths are the same symbol
     if q_len == rows and kv_len == keys:
@@ -169,7 +171,7 @@ def _check_lengths(block_mask: Any, q_len: int, kv_len: int) -> None:
     )
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, block_mask: Any, enable_gqa: bool) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, block_mask: object, enable_gqa: bool) -> None:
     """Raises as torch's flex_attention does."""
     for name, one in (("query", query), ("key", key), ("value", value)):
         if not isinstance(one, torch.Tensor):

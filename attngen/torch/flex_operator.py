@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attngen.spec.dropout import RNG_STATE
+from attngen.torch.block_mask import Function
 from attngen.torch.check_indices import are_checked, check_indices
 from attngen.torch.closures import Closure
 from attngen.torch.description import Mode, check_mode
@@ -35,7 +36,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     functions: Functions,
-    captured: Sequence[Any],
+    captured: Sequence[Tensor],
     tables: Mapping[str, Tensor],
     block_size: tuple[int, int] | None,
     scale: float,
@@ -60,7 +61,7 @@ def attend(
     ints, floats = prepared.numbers(captured, scale)
     if are_checked() and not functions.closure.is_traced:
         check_indices(prepared.spec, prepared.reads, q, k, inputs, prepared.int_params(captured))
-    lists: tuple[Any, ...] = (inputs or None, ints or None, floats)
+    lists: tuple[object, ...] = (inputs or None, ints or None, floats)
     tensors = (q, k, v, *inputs)
     known: Key = None if functions.closure.is_traced else (mode, prepared.text, *ints, *floats)
     result = _front.call(tensors, known, Call, (q, k, v, prepared.text, *lists), mode, None, True)
@@ -109,12 +110,12 @@ class FlexOperator(HigherOrderOperator):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        score_mod: Any,
+        score_mod: Function | torch.fx.GraphModule,
         block_mask: tuple[Any, ...],
         scale: float,
         kernel_options: Mapping[str, Any],
-        score_mod_other_buffers: tuple[Any, ...] = (),
-        mask_mod_other_buffers: tuple[Any, ...] = (),
+        score_mod_other_buffers: tuple[Tensor, ...] = (),
+        mask_mod_other_buffers: tuple[Tensor, ...] = (),
     ) -> tuple[Tensor, Tensor, Tensor]:
         block_size, partial, full, sinks, state, mask_mod = block_mask
         tables = {"partial_blocks": partial, "full_blocks": full, "sinks": sinks, RNG_STATE.name: state}
@@ -135,7 +136,7 @@ class FlexOperator(HigherOrderOperator):
 
 
 def attend_untraced(
-    query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask_mod: Any, call: tuple[Any, ...]
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Function | None, mask_mod: Function | None, call: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`attend` of functions of Python; None: there is none."""
     closure = Closure()
@@ -143,7 +144,9 @@ def attend_untraced(
     return attend(query, key, value, functions, [tensor for _, tensor in closure.tensors], *call)
 
 
-def _traced_functions(score: Any, score_buffers: tuple[Any, ...], mask: Any, mask_buffers: tuple[Any, ...]) -> Functions:
+def _traced_functions(
+    score: torch.fx.GraphModule, score_buffers: tuple[Tensor, ...], mask: torch.fx.GraphModule, mask_buffers: tuple[Tensor, ...]
+) -> Functions:
     """Functions that Dynamo traced. Stand-ins take the place of what they capture, which are tensors of a trace."""
     with _outside_of_traces():
         stands = [tuple(map(stand_in, buffers)) for buffers in (score_buffers, mask_buffers)]
@@ -155,22 +158,22 @@ def _traced_functions(score: Any, score_buffers: tuple[Any, ...], mask: Any, mas
     return Functions(_with_buffers(score, stands[0]), _with_buffers(mask, stands[1]), closure, None)
 
 
-def _names_of(function: Any, numbers: int) -> list[str]:
+def _names_of(function: torch.fx.GraphModule, numbers: int) -> list[str]:
     names = [node.name for node in function.graph.nodes if node.op == "placeholder"][numbers:]
     return [name.removeprefix("l_").removesuffix("_") for name in names]
 
 
-def _with_buffers(function: Any, stands: tuple[Tensor, ...]) -> Any:
+def _with_buffers(function: torch.fx.GraphModule, stands: tuple[Tensor, ...]) -> Function:
     of_tensors = _for_tensors(function)
 
-    def run(*numbers: Tensor) -> Any:
+    def run(*numbers: Tensor) -> Tensor:
         return of_tensors(*numbers, *stands)
 
     run.__name__ = "the function"
     return run
 
 
-def _for_tensors(function: Any) -> Any:
+def _for_tensors(function: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A graph of Dynamo's in which what it does with symbols is done with tensors, which stand for them."""
     if not any(_instead(node) for node in function.graph.nodes):
         return function
@@ -183,7 +186,7 @@ def _for_tensors(function: Any) -> Any:
     return copied
 
 
-def _instead(node: torch.fx.Node) -> Any:
+def _instead(node: torch.fx.Node) -> Callable[..., object] | None:
     """What a node calls if its operands are tensors; None for what it calls already."""
     if node.op == "call_function" and node.target in _OF_SYMBOLS:
         return _OF_SYMBOLS[node.target]
@@ -194,19 +197,19 @@ def _instead(node: torch.fx.Node) -> Any:
     return _OF_NUMBERS.get(name) if any(isinstance(other, torch.fx.Node) for other in others) else None
 
 
-def _clamped(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
+def _clamped(input: Tensor, min: object = None, max: object = None) -> Tensor:
     """torch.clamp, which reads a tensor beside a number on the host."""
     ends = (None if end is None else torch.as_tensor(end) for end in (min, max))
     return torch.clamp(input, *ends)
 
 
-def _full_like(input: Tensor, fill_value: Any, *, dtype: torch.dtype | None = None, **others: Any) -> Tensor:
+def _full_like(input: Tensor, fill_value: object, *, dtype: torch.dtype | None = None, **others: object) -> Tensor:
     """torch.full_like, which reads a tensor on the host."""
     return torch.as_tensor(fill_value).to(dtype or input.dtype).expand(input.shape)
 
 
-_OF_NUMBERS = {"clamp": _clamped, "clip": _clamped, "full_like": _full_like}
-_OF_SYMBOLS: dict[Any, Any] = {
+_OF_NUMBERS: dict[str, Callable[..., Tensor]] = {"clamp": _clamped, "clip": _clamped, "full_like": _full_like}
+_OF_SYMBOLS: dict[Any, Callable[..., object]] = {
     torch.sym_sum: sum,
     torch.sym_max: lambda a, b: torch.maximum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b))),
     torch.sym_min: lambda a, b: torch.minimum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b))),

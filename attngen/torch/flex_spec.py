@@ -26,6 +26,7 @@ from attngen.spec.obligations import ObligationError, check_obligations
 from attngen.spec.operator import TRUE, both, either, floordiv, negation
 from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.aten import Context
+from attngen.torch.block_mask import Function
 from attngen.torch.captured import Inputs, as_read
 from attngen.torch.captured_floats import OfParams, of_params, with_constants
 from attngen.torch.closures import Closure
@@ -57,8 +58,8 @@ class Described:
 class Functions:
     """A score and a mask, either of which may be None, what they close over, and the key under which they are remembered."""
 
-    score: Any
-    mask: Any
+    score: Function | None
+    mask: Function | None
     closure: Closure
     key: Hashable
 

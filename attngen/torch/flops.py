@@ -9,27 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attngen.spec.attention import CU_SEQLENS, LONGEST, PAGES
-from attngen.torch.backward import Backward
+from attngen.torch.backward import Backward, BackwardArguments
 from attngen.torch.operator import Ints, Tensors
 from attngen.torch.private import FakeTensor
 from attngen.torch.runtime import parsed
 
 
 def of_forward(
-    q: Tensor, k: Tensor, v: Tensor, spec: str, inputs: Tensors = None, ints: Ints = None, *_: Any, out_val: Any, **__: Any
-) -> Any:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: str,
+    inputs: Tensors = None,
+    ints: Ints = None,
+    *_: object,
+    out_val: object,
+    **__: object,
+) -> int:
     """The operations of `attention`, by its arguments."""
     return 2 * _pairs(q, k, spec, inputs or (), ints or ()) * (q.shape[-1] + v.shape[-1])
 
 
-def of_backward(*arguments: Any, out_val: Any) -> Any:
+def of_backward(*arguments: *BackwardArguments, out_val: object) -> int:
     """The operations of `attention_backward`, by its arguments."""
     call = Backward(*arguments)
     size, size_v = call.q.shape[-1], call.v.shape[-1]
@@ -39,7 +46,7 @@ def of_backward(*arguments: Any, out_val: Any) -> Any:
     return 2 * _pairs(call.q, call.k, call.spec, call.inputs, call.ints) * sizes
 
 
-def _pairs(q: Tensor, k: Tensor, spec: str, inputs: Sequence[Tensor], ints: Sequence[int]) -> Any:
+def _pairs(q: Tensor, k: Tensor, spec: str, inputs: Sequence[Tensor], ints: Sequence[int]) -> int:
     """The number of pairs of a query and a key, of all heads."""
     kernel = parsed(spec).kernel
     if kernel.storage == "dense":

@@ -20,7 +20,7 @@ from attngen.torch.prepared import PreparedCall, Remembered, signature
 from attngen.torch.private import autocasts, transforms_active
 from attngen.torch.runtime import runtime, runtimes
 
-Key = tuple[Any, ...] | None  # what the launches depend on besides the tensors; None if the call cannot be repeated
+Key = tuple[object, ...] | None  # what the launches depend on besides the tensors; None if the call cannot be repeated
 OF_CACHE = {"k": "k_cache", "v": "v_cache"}  # a caller's names for tensors of the operator: `k` and `v` are the new rows
 
 
@@ -84,7 +84,7 @@ class Front:
         self._calls: Remembered[PreparedCall] = Remembered()
         self._checked: Remembered[bool] = Remembered()
 
-    def call(self, tensors: Sequence[Tensor], key: Key, describe: Callable[..., Call], *given: Any) -> Sequence[Tensor]:
+    def call(self, tensors: Sequence[Tensor], key: Key, describe: Callable[..., Call], *given: object) -> Sequence[Tensor]:
         """(O, lse) of the call that `describe(*given)` makes of `tensors`. Its launches are remembered, unless the key is None,
         torch must see the call or computes it itself, or heads are padded."""
         known = None
@@ -110,7 +110,7 @@ class Front:
                 self._calls[known] = call if all(map(is_, tensors, read)) else call.of_views()
         return outputs
 
-    def once(self, tensors: Sequence[Tensor], others: Any, check: Callable[[], None], writes: bool) -> None:
+    def once(self, tensors: Sequence[Tensor], others: object, check: Callable[[], None], writes: bool) -> None:
         """Runs `check`, which raises if a call is refused, unless it passed for a call of such tensors and `others`. Addresses
         matter too if the call `writes`."""
         key = None

@@ -21,6 +21,8 @@ from attngen.torch.layout import (
     without_broadcasts,
 )
 
+How = tuple[Mode, bool, float | None, bool, bool, str, float]  # arguments of `attention` beside tensors
+
 
 def attention(
     query: Tensor,
@@ -39,7 +41,7 @@ def attention(
     deterministic: bool | None = None,
     seed: int | None = None,
     offset: int = 0,
-    **unknown: Any,
+    **unknown: object,
 ) -> Any:
     """softmax(scale * q k^T + attn_mask) v, with the arguments of torch's scaled_dot_product_attention, in its order.
 
@@ -81,7 +83,7 @@ def attention(
     return results(outputs, query, layout, return_lse)
 
 
-def _described(tensors: Sequence[Tensor], how: tuple[Any, ...], copy: bool, deterministic: bool | None) -> Call:
+def _described(tensors: Sequence[Tensor], how: How, copy: bool, deterministic: bool | None) -> Call:
     """The operator's call. `tensors` are query, key, value, a mask if there is one, and with dropout the generator's state."""
     mode, is_causal, scale, enable_gqa, return_lse, layout, dropout_p = how
     check_flags(is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, copy=copy)
@@ -98,7 +100,7 @@ def _described(tensors: Sequence[Tensor], how: tuple[Any, ...], copy: bool, dete
         mask_dtype = inputs[0].dtype
     written, floats = scale_of(scale)
     text = standard_text(mode, is_causal, written, return_lse, q.dtype, *sizes, mask_dtype, dropout_p, axes)
-    lists: tuple[Any, ...] = (inputs or None, None, floats) if floats else (inputs,) if inputs else ()
+    lists: tuple[object, ...] = (inputs or None, None, floats) if floats else (inputs,) if inputs else ()
     return Call((q, k, v, text, *lists), mode, deterministic, copy).padded()
 
 

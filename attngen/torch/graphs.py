@@ -11,7 +11,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any
+from types import FrameType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
 
 from attngen.language.tracer import TraceError
+from attngen.torch.block_mask import Function
 from attngen.torch.closures import Closure
 from attngen.torch.decompositions import decompositions
 from attngen.torch.layout import without_autocast
@@ -33,12 +35,15 @@ from attngen.torch.private import (
     tree_map_only,
 )
 
-Function = Callable[..., Any]
+Named = Mapping[str, object] | None
 READ_ON_THE_HOST = (
     "a number that may change from call to call is read on the host; use the tensor itself, without item(), float(), int() or "
     "`if`, and torch.minimum and torch.maximum in the place of clamp"
 )
-MAKES_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # by torch.tensor(NUMBER)
+MAKES_CONSTANTS: tuple[object, ...] = (
+    torch.ops.aten.lift_fresh.default,
+    torch.ops.aten.lift_fresh_copy.default,
+)  # by torch.tensor(NUMBER)
 CALLED, LINE = "attngen.called", "attngen.line"  # what nodes of a graph are annotated with
 _LOCK = RLock()  # torch.fx traces in one thread at a time
 COPIES_TO_THE_HOST = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "storage_offset", "untyped_storage")
@@ -52,7 +57,7 @@ class WriteRefusal(RuntimeError):
     """A function changes a tensor that others see too. No TypeError: after one, Python would run `x += 1` as x = x + 1."""
 
 
-def stand_in(buffer: Any) -> Tensor:
+def stand_in(buffer: object) -> Tensor:
     """A tensor of the shape, type and device of one of a trace or a transform, with the memory of one element; a number for a
     symbol."""
     if not isinstance(buffer, torch.Tensor):
@@ -63,12 +68,21 @@ def stand_in(buffer: Any) -> Tensor:
     return one.detach().requires_grad_() if buffer.requires_grad and one.is_floating_point() else one.detach()
 
 
-def hint(size: Any) -> int:
+def hint(size: int | torch.SymInt) -> int:
     """A size of the traced call's example. Raises ImportRefusal for one that depends on data."""
-    found = size if type(size) is int else size.node.hint
+    found = size if isinstance(size, int) else size.node.hint
     if found is None:
         raise ImportRefusal("a size depends on data, which torch.compile cannot know")
     return int(found)
+
+
+class _Operator(Protocol):
+    """An operator as torch's dispatcher has it."""
+
+    _schema: torch.FunctionSchema
+    tags: Sequence[torch.Tag]
+
+    def __call__(self, *args: object, **kwargs: object) -> object: ...
 
 
 class _Places(TorchDispatchMode):
@@ -78,8 +92,10 @@ class _Places(TorchDispatchMode):
         super().__init__()
         self._codes = set(map(id, codes))  # by id: code that Dynamo makes of frames below has slices as constants, and no hash
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        frame: Any = sys._getframe(1)
+    def __torch_dispatch__(
+        self, function: Callable[..., object], types: object, args: Sequence[object] = (), kwargs: Named = None
+    ) -> object:
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None and id(frame.f_code) not in self._codes:
             frame = frame.f_back
         line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
@@ -94,7 +110,9 @@ class _Writes(TorchDispatchMode):
         super().__init__()
         self._shared: dict[int, Tensor] = {}  # views and what they are of, by their id, kept so that it stays theirs
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: _Operator, types: object, args: Sequence[object] = (), kwargs: Named = None
+    ) -> object:
         schema = function._schema
         if schema.is_mutable:
             written = args[0]
@@ -115,7 +133,9 @@ class _HostReads(TorchDispatchMode):
         super().__init__()
         self._of_captured: dict[int, Tensor] = {}  # fake results by their id, kept so that it stays theirs
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: _Operator, types: object, args: Sequence[object] = (), kwargs: Named = None
+    ) -> object:
         operands = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
         is_captured = any(not isinstance(a, FakeTensor) or id(a) in self._of_captured for a in operands)
         if is_captured and torch.Tag.data_dependent_output in function.tags:
@@ -129,7 +149,9 @@ class _HostReads(TorchDispatchMode):
 class _HostCopies(TorchFunctionMode):
     """Refuses what gives Python the elements of a captured tensor without calling an operator."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Callable[..., object], types: object, args: Sequence[object] = (), kwargs: Named = None
+    ) -> object:
         if getattr(function, "__name__", "") in COPIES_TO_THE_HOST:
             raise TraceError(READ_ON_THE_HOST)
         return function(*args, **(kwargs or {}))
@@ -139,10 +161,13 @@ class _MixedIndices(TorchFunctionMode):
     """Reads `t[h, 0, :, None, k]` in two steps: what integers of Python, slices and None select, then what numbers that are
     traced select. Python would read those on the host, and torch's mode would make tensors of the integers."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Callable[..., object], types: object, args: Sequence[object] = (), kwargs: Named = None
+    ) -> object:
         if function is torch.Tensor.__getitem__:
             source, items = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
             if _are_mixed(items):
+                assert isinstance(source, torch.Tensor)
                 basic = [slice(None) if isinstance(item, torch.Tensor) else item for item in items]
                 rest = [] if Ellipsis in basic else [Ellipsis]  # torch's mode leaves an Ellipsis alone
                 selected = function(source, (*basic, *rest))
@@ -151,7 +176,7 @@ class _MixedIndices(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _are_mixed(items: tuple[Any, ...]) -> bool:
+def _are_mixed(items: tuple[object, ...]) -> bool:
     """Whether integers of Python or traced numbers stand alone or among each other, slices, None and Ellipsis."""
     tensors = [item for item in items if isinstance(item, torch.Tensor)]
     others = {type(item) for item in items if not isinstance(item, torch.Tensor)}
@@ -160,10 +185,10 @@ def _are_mixed(items: tuple[Any, ...]) -> bool:
     return bool(others) and bool(tensors or int in others) and others <= known and are_numbers
 
 
-def _left_indices(items: tuple[Any, ...], rank: int) -> list[Any]:
+def _left_indices(items: tuple[object, ...], rank: int) -> list[Tensor | None]:
     """The traced numbers of `items`, or None, for each dimension of what the others select of `rank` dimensions."""
     rest = rank - sum(item is not None and item is not Ellipsis for item in items)
-    indices: list[Any] = []
+    indices: list[Tensor | None] = []
     for item in items:
         if item is Ellipsis:
             indices += [None] * rest
@@ -179,9 +204,11 @@ class _StandIns(TorchFunctionMode):
         super().__init__()
         self._stands = stands
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map_only(torch.Tensor, self._stand, (args, kwargs or {}))
-        return function(*args, **kwargs)
+    def __torch_function__(
+        self, function: Callable[..., object], types: object, args: Sequence[object] = (), kwargs: Named = None
+    ) -> object:
+        given, named = tree_map_only(torch.Tensor, self._stand, (args, kwargs or {}))
+        return function(*given, **named)
 
     def _stand(self, tensor: Tensor) -> Tensor:
         stand = self._stands.get(id(tensor))
@@ -207,7 +234,7 @@ def graph_of(function: Function, examples: Sequence[Tensor], closure: Closure) -
 
     from torch.fx.experimental.proxy_tensor import make_fx  # imports sympy
 
-    def called(*numbers: Tensor) -> Any:  # make_fx counts the arguments of plain functions only
+    def called(*numbers: Tensor) -> object:  # make_fx counts the arguments of plain functions only
         with _HostReads(), _Writes(), _MixedIndices(), _HostCopies(), _Places(closure.codes), _StandIns(closure.stands):
             return function(*numbers)
 
@@ -222,5 +249,5 @@ def numbers_on(device: torch.device, dtype: torch.dtype | None = None) -> list[T
     return indices if dtype is None else [torch.empty((), dtype=dtype, device=device), *indices]
 
 
-def shown_operator(operator: Any) -> str:
+def shown_operator(operator: _Operator) -> str:
     return f"torch.ops.{operator._schema.name.replace('::', '.')}"

@@ -19,14 +19,14 @@ from attngen.diagnostics import DiagnosticError
 from attngen.language.trace import place_of, title_of
 from attngen.language.tracer import TraceError
 from attngen.spec.expr import Expr, ExpressionError, constant
-from attngen.torch.aten import Call, Lazy, lazy, meaning_of
+from attngen.torch.aten import Call, Indices, Lazy, lazy, meaning_of
+from attngen.torch.block_mask import Function
 from attngen.torch.captured import Inputs, number
 from attngen.torch.graphs import (
     CALLED,
     LINE,
     MAKES_CONSTANTS,
     READ_ON_THE_HOST,
-    Function,
     ImportRefusal,
     WriteRefusal,
     graph_of,
@@ -80,7 +80,7 @@ def _read(graph: torch.fx.GraphModule, arguments: Sequence[Expr], inputs: Inputs
     raise AssertionError(graph)
 
 
-def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inputs) -> Any:
+def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inputs) -> object:
     args: Any = map_arg(node.args, values.__getitem__)
     kwargs: Any = map_arg(node.kwargs, values.__getitem__)
     target: Any = node.target
@@ -112,7 +112,7 @@ def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inpu
 def _refused(operator: str, result: Tensor) -> Lazy:
     """A result that expressions lack."""
 
-    def refuse(at: Any) -> Expr:
+    def refuse(at: Indices) -> Expr:
         raise TraceError(f"only the first result of torch.{operator} is available in an expression")
 
     return Lazy(tuple(result.shape), result.dtype, refuse, tuple(map(constant, result.shape)))
@@ -134,7 +134,7 @@ def _body(target: Any) -> Function | None:
 
 def _of_custom_operator(
     body: Function, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: Inputs
-) -> Any:
+) -> Lazy:
     """A custom operator by what it consists of."""
     if kwargs or not all(isinstance(a, Lazy) and not a.shape for a in args):
         raise TraceError(f"{node.target} is supported only if its arguments are numbers that the function computes")
@@ -143,7 +143,7 @@ def _of_custom_operator(
     return lazy((), node.meta["val"].dtype, lambda _: found)
 
 
-def _returned(value: Any, title: str) -> Expr:
+def _returned(value: object, title: str) -> Expr:
     if isinstance(value, (bool, int, float)):
         return constant(value)
     if not isinstance(value, Lazy):

@@ -6,8 +6,6 @@ them, so that a CUDA graph replays with other lengths.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from attngen.torch.append import Turn
 from attngen.torch.cached import Cache, Reader, attended
 from attngen.torch.check_cache import Place, by_row, scales_of
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, Window, attend, front, limits
+from attngen.torch.flash_attn import EVERYTHING, Returned, Window, attend, front, limits
 from attngen.torch.flash_names import check_hints, check_others, one_of
 from attngen.torch.layout import check_tensors
 
@@ -53,8 +51,8 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     mode: Mode = "auto",
-    **others: Any,
-) -> Any:
+    **others: object,
+) -> Returned:
     """flash-attention's function of that name.
 
     q [batch, q_len, q_heads, size], k_cache and v_cache [batch, cache_len, kv_heads, size]. Sequence i has the first
@@ -109,12 +107,12 @@ def flash_attn_with_kvcache(
         descales = [None if one is None else one.squeeze(1) for one in scales]
         named = {"mode": mode, "sinks": sink, "attention_chunk": attention_chunk, "descales": (*descales, None)}
 
-        def attention(cache: Cache, only_checks: bool = False) -> Any:
+        def attention(cache: Cache, only_checks: bool = False) -> object:
             rows, keys, values, lengths = cache
             return attend(rows, keys, values, lengths, *arguments, **named, only_checks=only_checks)
 
         inputs = [one for one in (alibi_slopes, sink, *descales) if one is not None]
-        key: Any = None
+        key: object = None
         if k is not None:
             given = (mode, softmax_scale, causal, limits(window_size, causal), softcap, return_softmax_lse)
             key = (*given, attention_chunk, alibi_slopes is None, sink is None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import numpy as np
 import torch
@@ -61,14 +60,14 @@ def follow_autocast(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype | None =
 _AUTOCAST = (torch.float16, torch.bfloat16, torch.float32)  # as for torch's own attention: fp64 does not follow
 
 
-def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """A context in which autocast is off."""
     if torch.amp.is_autocast_available(device_type):  # not for tensors without memory, on meta
         return torch.amp.autocast(device_type, enabled=False)
     return nullcontext()
 
 
-def check_tensors(**named: Any) -> None:
+def check_tensors(**named: object) -> None:
     """Raises ArgumentTypeError for what is no dense tensor."""
     for name, tensor in named.items():
         if not isinstance(tensor, torch.Tensor):
@@ -82,14 +81,14 @@ def check_tensors(**named: Any) -> None:
             raise ArgumentTypeError(f"`{name}` is a sparse tensor; expected a dense one")
 
 
-def no_tensor(value: Any) -> str:
+def no_tensor(value: object) -> str:
     """What a value is that is no tensor, in words."""
     if isinstance(value, torch.fx.Proxy):
         return "a Proxy of torch.fx.symbolic_trace, which has no sizes (torch.export and torch.compile trace attngen)"
     return f"a {type(value).__name__}"
 
 
-def all_tensors(q: Any, k: Any, v: Any) -> bool:
+def all_tensors(q: object, k: object, v: object) -> bool:
     """Whether q, k and v are tensors of torch."""
     return isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
 
@@ -103,7 +102,7 @@ def _one(tensor: Tensor, name: str, layout: str) -> Tensor:
     return whole.transpose(1, 2) if layout == "bshd" else whole
 
 
-def results(outputs: Sequence[Tensor], query: Tensor, layout: str, return_lse: bool) -> Any:
+def results(outputs: Sequence[Tensor], query: Tensor, layout: str, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
     """O, or (O, lse), of the operator's outputs: in the layout of the call's query, without the dimensions that it lacks."""
     output = outputs[0]
     if layout == "bshd":
@@ -146,7 +145,7 @@ def without_broadcasts(mask: Tensor, kv_len: int) -> tuple[Tensor, str]:
     strides, which only torch.compile checks. A size that a trace does not know is taken not to be 1.
     """
     is_compiling = torch.compiler.is_compiling()
-    holds: Callable[[Any], bool] = bool
+    holds: Callable[[bool | torch.SymBool], bool] = bool
     if is_compiling or isinstance(mask.numel(), torch.SymInt):
         holds = torch.fx.experimental.symbolic_shapes.guard_or_false
     if not (mask.requires_grad or (torch.compiler.is_exporting() if is_compiling else is_observed())):
@@ -159,7 +158,7 @@ def without_broadcasts(mask: Tensor, kv_len: int) -> tuple[Tensor, str]:
     return mask, axes
 
 
-def as_tensor(array: Any) -> Tensor:
+def as_tensor(array: object) -> Tensor:
     """A captured array as a tensor that shares its memory, or as a copy if torch cannot share it: numpy arrays that are
     read-only, of bf16, or with negative strides."""
     if not isinstance(array, np.ndarray):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,10 +28,11 @@ from attngen.spec.evaluate import evaluate
 from attngen.spec.expr import Expr, Type
 from attngen.spec.obligations import check_obligations
 from attngen.spec.torch_namespace import TorchNamespace
-from attngen.torch.arguments import unpacked
+from attngen.torch.arguments import Lists, unpacked
 from attngen.torch.layout import without_autocast
 from attngen.torch.runtime import parsed
 
+Params = Mapping[str, int | float | Tensor]  # tensors have no dimensions
 SCHEMA = (
     "attention_math(Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, Tensor[] floats) "
     "-> (Tensor, Tensor)"
@@ -77,7 +77,7 @@ def math_attention(
     v: Tensor,
     spec: AttentionSpec,
     inputs: Mapping[str, Tensor],
-    params: Mapping[str, Any],
+    params: Params,
 ) -> tuple[Tensor, Tensor]:
     """O [batch, q_heads, q_len, head_dim_v] of q's type, and lse [batch, q_heads, q_len] of at least fp32, or without elements
     if the spec has none. `params` are numbers, or tensors without dimensions."""
@@ -132,7 +132,7 @@ def _kept(call: MathCall) -> Tensor:
 
 
 def call_of(
-    spec: AttentionSpec, q: Tensor, k: Tensor, inputs: Mapping[str, Tensor], params: Mapping[str, Any], precision: Any
+    spec: AttentionSpec, q: Tensor, k: Tensor, inputs: Mapping[str, Tensor], params: Params, precision: torch.dtype
 ) -> MathCall:
     """The values that the expressions of a call read, in `precision`."""
 
@@ -204,7 +204,7 @@ def _operator(
     return math_attention(q, k, v, parsed(spec), captured, params)
 
 
-def _check(spec: AttentionSpec, tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> None:
+def _check(spec: AttentionSpec, tensors: Mapping[str, Tensor], params: Params) -> None:
     """Raises ArgumentError for elements, and for shapes, indices or divisors of sizes that are known: traced ones are not."""
     views = {}
     for tensor in input_tensors(spec):
@@ -231,7 +231,7 @@ for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap does not 
 _math_operator = torch.ops.attngen.attention_math.default
 
 
-def check_by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def check_by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: *Lists) -> tuple[dict[str, Tensor], Params]:
     """Inputs and params by their names. Raises what `by_torch` would raise for its arguments; nothing runs."""
     spec, (inputs, ints, floats) = parsed(text), unpacked(lists)
     storage = spec.kernel.storage
@@ -244,7 +244,7 @@ def check_by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: Any) -> t
     return captured, params
 
 
-def by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: Any) -> tuple[Tensor, Tensor]:
+def by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: *Lists) -> tuple[Tensor, Tensor]:
     """(O, lse) of the attention of `text`. `lists` are inputs, ints and floats, each in the order of declaration; floats are
     numbers or tensors without dimensions."""
     inputs, ints, floats = unpacked(lists)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +48,7 @@ def _largest(q: Tensor, k: Tensor, text: str, inputs: Sequence[Tensor], ints: Se
     return found
 
 
-def _shape(q: Tensor, *_: Any) -> Tensor:
+def _shape(q: Tensor, *_: object) -> Tensor:
     return q.new_empty(q.shape[:3], dtype=torch.float32)
 
 

@@ -104,7 +104,7 @@ class Attention(torch.nn.Module):
         dropout: float = 0.0,
         rotary: str | None = None,
         inputs: Mapping[str, tuple[str, tuple[int | str, ...]]] | None = None,
-        params: Mapping[str, Any] | None = None,
+        params: Mapping[str, object] | None = None,
         normalize: str = "softmax",
         precision: str = "highest",
         is_causal: bool = False,
@@ -115,7 +115,7 @@ class Attention(torch.nn.Module):
         layout: str = "bhsd",
         copy: bool = False,
         deterministic: bool | None = None,
-        **unknown: Any,
+        **unknown: object,
     ) -> None:
         super().__init__()
         if unknown:
@@ -164,7 +164,7 @@ class Attention(torch.nn.Module):
             Form(NamedArguments(spec), decoding_of(spec), training),
         )
 
-    def _describe(self, given: dict[str, Any]) -> None:
+    def _describe(self, given: dict[str, object]) -> None:
         some = "fp32" if "precision" in given else "fp16"
         size = WIDEST_HEAD if "rotary" in given else 64  # as many elements as may be rotated
         keywords, captured = without_functions(given, some, size)  # mistakes show here, whatever the tensors will be
@@ -184,7 +184,7 @@ class Attention(torch.nn.Module):
             Form(NamedArguments(spec), decoding_of(spec), None, training, repr(training)),
         )
 
-    def _register(self, name: str, array: Any) -> None:
+    def _register(self, name: str, array: object) -> None:
         if hasattr(self, name):
             raise ArgumentError(f"the captured array `{name}` has the name of an attribute of the layer; rename the variable")
         if isinstance(array, torch.nn.Parameter):
@@ -227,7 +227,7 @@ class Attention(torch.nn.Module):
         return results(outputs, q, self._layout, self._return_lse)
 
     def _described(
-        self, q: Tensor, k: Tensor, v: Tensor, form: Form, given: Mapping[str, Any], captured: Mapping[str, Tensor]
+        self, q: Tensor, k: Tensor, v: Tensor, form: Form, given: Mapping[str, object], captured: Mapping[str, Tensor]
     ) -> Call:
         """The operator's call, with `given` arguments by name."""
         q, k, v = follow_autocast(*heads_first(q, k, v, self._layout), self._dtype)
@@ -250,8 +250,8 @@ class Attention(torch.nn.Module):
         cache_batch_idx: Tensor | None = None,
         cache_leftpad: Tensor | None = None,
         block_table: Tensor | None = None,
-        append_scales: tuple[Any, Any] = (None, None),
-        **named: Any,
+        append_scales: tuple[object, object] = (None, None),
+        **named: object,
     ) -> Any:
         """This attention of the last rows of sequences to the keys of a cache: O, or (O, lse).
 
@@ -340,7 +340,7 @@ class Attention(torch.nn.Module):
             return call.check()
         return self._front.call((queries, keys, values, *tensors), (text, *ints, *floats), lambda: call)
 
-    def _scale_rows(self, scale: Any) -> Any:
+    def _scale_rows(self, scale: object) -> object:
         """A scale that broadcasts to [batch, heads, length], of the layer's layout, as [batch, length, heads]."""
         if not isinstance(scale, torch.Tensor) or scale.dim() not in (2, 3) or self._layout == "bshd":
             return scale
@@ -364,7 +364,7 @@ class Attention(torch.nn.Module):
         dtypes = tuple((name, tensor(name, value).dtype) for name, value in captured.items())
         return spec_text(form.described, queries.dtype, head_size(queries), head_size(values), dtypes)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         for form in self._forms:
             if form.description is not None:

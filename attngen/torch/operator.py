@@ -36,6 +36,9 @@ Ints: TypeAlias = Sequence[int] | None
 Floats: TypeAlias = Sequence[float] | None
 Pair = tuple[Tensor, Tensor]
 Saved = tuple[Tensor, Tensor, Tensor]  # O, lse, lse_rest
+FullArguments: TypeAlias = tuple[
+    Tensor, Tensor, Tensor, str, Sequence[Tensor], Sequence[int], Sequence[float], bool, bool | None, bool
+]
 
 
 class Full(NamedTuple):
@@ -86,7 +89,7 @@ def run(
     return results[0], results[1] if len(results) == 2 else found.nothing[0]
 
 
-def run_full(*arguments: Any) -> Saved:
+def run_full(*arguments: *FullArguments) -> Saved:
     """(O, lse, lse_rest) by the kernel of a spec on q's device."""
     call = Full(*arguments)
     found = (saving_runtime if call.saves else runtime)(call.spec, call.q.device)
@@ -102,7 +105,7 @@ def as_read(found: Runtime, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Te
     return q, k, v
 
 
-def fake(q: Tensor, k: Tensor, v: Tensor, spec: str, inputs: Tensors = None, *_: Any, **__: Any) -> Pair:
+def fake(q: Tensor, k: Tensor, v: Tensor, spec: str, inputs: Tensors = None, *_: object, **__: object) -> Pair:
     """Shapes and strides alone."""
     tensors = (q, k, v, *(inputs or ()))
     refuse_tangents(spec, tensors)
@@ -125,7 +128,7 @@ def lse_shape(spec: str, q: Tensor) -> Sequence[int]:
     return (q.shape[1], q.shape[0]) if parsed(spec).kernel.is_packed else q.shape[:3]
 
 
-def fake_full(*arguments: Any) -> Saved:
+def fake_full(*arguments: *FullArguments) -> Saved:
     """Shapes and strides alone."""
     q, k, v, spec, inputs, _, _, saves, _, _ = Full(*arguments)
     output, lse = fake(q, k, v, spec, inputs)
@@ -143,7 +146,7 @@ def runs_on(device: torch.device) -> torch.device:
 LIBRARY = torch.library.Library("attngen", "FRAGMENT")
 
 
-def operator(schema: str, compute: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
+def operator(schema: str, compute: Callable[..., object], shapes: Callable[..., object]) -> Any:
     """The operator of `schema`, which `compute` runs on GPUs and the CPU; `shapes` makes results without memory."""
     LIBRARY.define(schema)
     title, _, overload = schema.partition("(")[0].partition(".")

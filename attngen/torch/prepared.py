@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from attngen.torch.private import current_device, raw_stream
 
 T = TypeVar("T")
 Given = Sequence[Tensor | None]  # outputs of the caller, in the program's order: None, or none at all, for those to allocate
+Recipe: TypeAlias = tuple[int | None, tuple[int, ...], tuple[int, ...], torch.dtype]
 MAX_SIGNATURES = 4096  # calls of one kernel, function or layer: a length that was seen before costs no checks
 WORKSPACE_ALIGNMENT = 256  # bytes, as torch's own allocations
 _is_grad_enabled = torch.is_grad_enabled
@@ -52,7 +53,7 @@ def counter_of(device: torch.device, stream: int) -> int:
     return found
 
 
-def signature(other: Any, first: Tensor, second: Tensor, third: Tensor, *more: Tensor) -> tuple[Any, ...]:
+def signature(other: object, first: Tensor, second: Tensor, third: Tensor, *more: Tensor) -> tuple[object, ...]:
     """What a call's checks and launches depend on, except addresses; `other` is the part that is not in the tensors.
 
     Every program has three inputs: for these, a loop would cost 0.4 us a call.
@@ -70,10 +71,10 @@ def signature(other: Any, first: Tensor, second: Tensor, third: Tensor, *more: T
     return key
 
 
-class Remembered(dict[tuple[Any, ...], T]):
+class Remembered(dict[tuple[object, ...], T]):
     """What is known of calls, by their signature; the oldest are dropped."""
 
-    def __setitem__(self, key: tuple[Any, ...], call: T) -> None:
+    def __setitem__(self, key: tuple[object, ...], call: T) -> None:
         while len(self) >= MAX_SIGNATURES:
             self.pop(next(iter(self)), None)
         super().__setitem__(key, call)
@@ -165,7 +166,7 @@ class PreparedCall:
         return results
 
 
-def _recipe(tensor: Tensor, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+def _recipe(tensor: Tensor, inputs: Sequence[Tensor]) -> Recipe:
     """How to allocate a tensor like `tensor`: the position of an input whose empty_like is one, which costs the host least, or
     None; shape, strides and element type."""
     layout = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)

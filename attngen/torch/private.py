@@ -13,8 +13,8 @@ a load balancer, `_generate_indices`: `tests/torch/test_load_balance.py` compare
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -109,7 +109,7 @@ def constant_to_dynamo(function: Any) -> None:
     function._dynamo_marked_constant = True
 
 
-def before_dynamo(function: Any) -> Any:
+def before_dynamo(function: object) -> Callable[..., object] | None:
     """The function that torch.compile or torch.compiler.disable has wrapped in `function`; None if it is no such wrapper."""
     return getattr(function, "_torchdynamo_orig_callable", None)
 
@@ -130,7 +130,7 @@ def functions_of(operator: Any) -> tuple[Any, Any]:
         return made and made._init_fn, fake and fake.func
 
 
-def items_as_indices() -> Any:
+def items_as_indices() -> AbstractContextManager[object]:
     """A mode in which `t[i]` reads element i, a number that is traced, instead of waiting for it on the host. It imports
     torch._dynamo and sympy, in a second."""
     with _named():

@@ -81,7 +81,7 @@ def flash_forward(
     alibi_slopes: Tensor | None = None,
     num_splits: int | None = None,
     out: Tensor | None = None,
-    **unsupported: Any,
+    **unsupported: object,
 ) -> tuple[Tensor, ...]:
     """`_flash_attention_forward`: (O, lse, rng_state, unused, debug mask without elements).
 
@@ -175,7 +175,7 @@ def sdpa_forward(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """`_scaled_dot_product_flash_attention` of [batch, heads, length, size]: (O, lse [batch, heads, q_len], None, None, q_len,
     kv_len, rng_state, unused, debug mask)."""
     q_len, kv_len = query.shape[2], key.shape[2]

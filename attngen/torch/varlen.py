@@ -7,7 +7,7 @@ ends, in the GPU's memory: the host never reads it, and knows a length that no s
 from __future__ import annotations
 
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,10 +15,13 @@ from torch import Tensor
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.torch.check_cache import descales_of
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, OF_DENSE, Window, attend, returned, unbound
+from attngen.torch.flash_attn import EVERYTHING, OF_DENSE, Returned, Window, attend, returned, unbound
 from attngen.torch.flash_names import check_hints, check_others, one_of
 from attngen.torch.layout import check_tensors
 from attngen.torch.stored import Stored
+
+if TYPE_CHECKING:
+    from torch.nn.attention.varlen import AuxRequest
 
 OF_PACKED = (*OF_DENSE, "score_mod", "mask_mod", "seqlen_k_per_split")
 
@@ -55,8 +58,8 @@ def flash_attn_varlen_func(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     mode: Mode = "auto",
-    **others: Any,
-) -> Any:
+    **others: object,
+) -> Returned:
     """flash-attention's function of that name: `attngen.torch.flash_attn_func` of each sequence.
 
     q [total_q, q_heads, size], k and v [total_k, kv_heads, size]; sequence i has the rows from cu_seqlens_q[i] to
@@ -139,7 +142,7 @@ def varlen_attn(
     max_q: int,
     max_k: int,
     *,
-    return_aux: Any = None,
+    return_aux: AuxRequest | None = None,
     scale: float | None = None,
     window_size: Window = EVERYTHING,
     enable_gqa: bool = False,
@@ -147,7 +150,7 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
     mode: Mode = "auto",
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor | None]:
     """torch.nn.attention.varlen's function of that name.
 
     The tensors are those of `flash_attn_varlen_func`, `block_table` and `seqused_k` too; a window of (-1, 0) is causal. Fewer
@@ -169,7 +172,9 @@ def varlen_attn(
     return (output, lse) if returns_lse else output
 
 
-def varlen_attn_out(out: Tensor, *arguments: Any, return_aux: Any = None, **named: Any) -> Any:
+def varlen_attn_out(
+    out: Tensor, *arguments: Any, return_aux: AuxRequest | None = None, **named: Any
+) -> Tensor | tuple[Tensor, Tensor | None]:
     """torch.nn.attention.varlen's function of that name: `varlen_attn` into `out` [total_q, q_heads, size], by a copy of O. The
     other arguments are those of `varlen_attn`. It has no gradients.
 

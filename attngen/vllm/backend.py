@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attngen.optional import required
 
@@ -37,6 +37,12 @@ from attngen.torch.append import NO_SCALES, Scales, appended
 from attngen.torch.description import dtype_name
 from attngen.torch.flash_attn import ends, flash_text, limits
 from attngen.torch.runtime import runtime
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.platforms.interface import DeviceCapability
+    from vllm.v1.attention.backend import AttentionLayer, CommonAttentionMetadata
+    from vllm.v1.kv_cache_interface import AttentionSpec
 
 QUANTIZED = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}  # types of caches
 KEYS_STEP = 256  # the longest length of a step is rounded up to a multiple: a launch is prepared once for so many steps
@@ -92,7 +98,7 @@ class AttngenBackend(AttentionBackend):  # type: ignore[misc]
         return True
 
     @classmethod
-    def supports_compute_capability(cls, capability: Any) -> bool:
+    def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
         """Whether attngen knows the architecture."""
         return f"sm_{capability.major}{capability.minor}" in {name.removesuffix("a") for name in ARCHES}
 
@@ -124,21 +130,25 @@ class AttngenMetadataBuilder(AttentionMetadataBuilder[AttngenMetadata]):  # type
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
     reorder_batch_threshold: int | None = FEW_ROWS  # rows of a sequence that vLLM is to put before those with more
 
-    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
+    def __init__(
+        self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+    ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         most = vllm_config.scheduler_config.max_num_batched_tokens
         self._slots = torch.full((most,), -1, dtype=torch.int32, device=device)  # graphs read it at this address
 
-    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttngenMetadata:
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> AttngenMetadata:
         """The metadata of a step. Raises NotImplementedError for rows that see keys after them."""
         return self._build(common_attn_metadata, common_attn_metadata.max_seq_len)
 
-    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> AttngenMetadata:
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> AttngenMetadata:
         """The same for a graph, which replays with sequences of any length that pages have room for."""
         pages = common_attn_metadata.block_table_tensor.shape[1]
         return self._build(common_attn_metadata, pages * self.kv_cache_spec.block_size)
 
-    def _build(self, common: Any, max_kv_len: int) -> AttngenMetadata:
+    def _build(self, common: CommonAttentionMetadata, max_kv_len: int) -> AttngenMetadata:
         if common.causal is not True:
             raise NotImplementedError("attngen's backend for vLLM has causal attention alone; choose another backend")
         tokens, sequences = common.slot_mapping.shape[0], common.num_reqs
@@ -181,7 +191,7 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: Tensor | None = None,
-        **others: Any,
+        **others: object,
     ) -> None:
         wanted = [f"{name}={value!r}" for name, value in others.items() if value]
         if kv_cache_dtype not in AttngenBackend.supported_kv_cache_dtypes:
@@ -203,7 +213,7 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
 
     def forward(
         self,
-        layer: Any,
+        layer: AttentionLayer,
         query: Tensor,
         key: Tensor | None,
         value: Tensor | None,
@@ -246,7 +256,7 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
             run((query, *pools, *where, *captured), (part.max_q_len, part.max_kv_len, *window), (self.scale,), outputs=(out,))
         return output
 
-    def _text(self, dtype: Any, cache: Tensor) -> str:
+    def _text(self, dtype: torch.dtype, cache: Tensor) -> str:
         """The spec's text. It states the size of pages that are whole rows apart, as TMA needs them: padded ones may not be."""
         page_size = cache.shape[1] if cache.stride(0) % cache.stride(1) == 0 else None
         sinks = None if self.sinks is None else dtype_name(self.sinks.dtype)
@@ -258,6 +268,6 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
 
 
 @lru_cache(maxsize=64)
-def every_page(count: int, device: Any) -> Tensor:
+def every_page(count: int, device: torch.device) -> Tensor:
     """The numbers of all pages, int32 [1, count]: a page table by which a row's number over all pages is a position."""
     return torch.arange(count, dtype=torch.int32, device=device).unsqueeze(0)

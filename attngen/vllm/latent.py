@@ -8,7 +8,7 @@ the value, and all query heads share it. Sequences with up to FEW_ROWS rows are 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attngen.optional import required
 
@@ -32,6 +32,10 @@ from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.description import Description, dtype_name, one_line
 from attngen.torch.runtime import runtime
 from attngen.vllm.backend import KEYS_STEP, PAGE_ROWS, AttngenBackend
+
+if TYPE_CHECKING:
+    from vllm.platforms.interface import DeviceCapability
+    from vllm.v1.attention.backend import AttentionLayer, CommonAttentionMetadata
 
 
 class AttngenLatentBackend(MLACommonBackend):  # type: ignore[misc]
@@ -58,7 +62,7 @@ class AttngenLatentBackend(MLACommonBackend):  # type: ignore[misc]
         return [MultipleOf(PAGE_ROWS)]
 
     @classmethod
-    def supports_compute_capability(cls, capability: Any) -> bool:
+    def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
         """Whether attngen knows the architecture."""
         return AttngenBackend.supports_compute_capability(capability)
 
@@ -76,10 +80,12 @@ class AttngenLatentMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata[At
     """Makes a step's metadata. CUDA graphs hold steps in which all sequences have the same number of rows."""
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
-    query_len_support: ClassVar[Any] = QueryLenSupport.VARLEN
+    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
     reorder_batch_threshold: int = FEW_ROWS  # rows of a sequence up to which it decodes
 
-    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
+    def build_for_cudagraph_capture(
+        self, common_attn_metadata: CommonAttentionMetadata
+    ) -> MLACommonMetadata[AttngenLatentDecode]:
         """The metadata for a graph, which replays with sequences of any length that pages have room for."""
         step = super().build_for_cudagraph_capture(common_attn_metadata)
         if step.decode is not None:
@@ -124,7 +130,7 @@ class AttngenLatentImpl(MLACommonImpl[MLACommonMetadata[AttngenLatentDecode]]): 
         logits_soft_cap: float | None,
         attn_type: str,
         kv_sharing_target_layer_name: str | None,
-        **latent: Any,
+        **latent: object,
     ) -> None:
         given = {"alibi_slopes": alibi_slopes, "sliding_window": sliding_window, "logits_soft_cap": logits_soft_cap}
         wanted = [f"{name}={value!r}" for name, value in given.items() if value]
@@ -145,7 +151,7 @@ class AttngenLatentImpl(MLACommonImpl[MLACommonMetadata[AttngenLatentDecode]]): 
         q: Tensor | tuple[Tensor, Tensor],
         kv_c_and_k_pe_cache: Tensor,
         attn_metadata: MLACommonMetadata[AttngenLatentDecode],
-        layer: Any,
+        layer: AttentionLayer,
     ) -> tuple[Tensor, Tensor | None]:
         """(O [rows, heads, kv_lora_rank], lse [rows, heads] in fp32 if the layer returns it).
 
