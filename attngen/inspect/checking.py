@@ -134,7 +134,9 @@ def check_exercised(
             job = replace(of_job, instead=None if text is None else job)
         jobs.append(job)
     is_emulated = all(not job.kernel.device.name.startswith("cuda") for job in jobs)
-    other = OtherProcess(partial(_of_other, jobs)) if may_fork and is_emulated and len(jobs) > 1 and can_fork() else None
+    other: Other | None = None
+    if may_fork and is_emulated and len(jobs) > 1 and can_fork():
+        other = OtherProcess(partial(_of_other, jobs))
     running = _Running(_Beside("choose", _Choice(fixed), jobs), _compiling(jobs), progress, other)
     try:
         progress(f"choosing problems for {spec.name}, {jobs[0].kernel.schedule}")
@@ -146,6 +148,7 @@ def check_exercised(
 
 
 Made = CompiledAttention | CompiledBackward
+Other = OtherProcess[tuple[int, Chosen, float], Checked]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -260,7 +263,7 @@ class _Running:
     choosing: _Beside[_Job]
     compiling: _Beside[tuple[Made, float]]
     progress: Progress
-    other: OtherProcess | None = None
+    other: Other | None = None
     _waiting: Iterator[int] = field(init=False)
     _lock: Lock = field(default_factory=Lock)
 
@@ -293,7 +296,7 @@ class _Running:
     def _run(self, number: int) -> Checked:
         return _final_result(self.choosing.futures[number].result(), self.compiling.futures[number].result, self.progress)
 
-    def _give(self, other: OtherProcess, results: Sequence[Future[Checked | None]]) -> None:
+    def _give(self, other: Other, results: Sequence[Future[Checked | None]]) -> None:
         while (number := self._next()) is not None:
             try:
                 chosen = self.choosing.futures[number].result().chosen

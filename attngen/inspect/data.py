@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from attngen.device.cuda.compiler import compile_text, nvrtc_version
 from attngen.device.cuda.line_table import MachineLine
@@ -33,7 +32,7 @@ from attngen.spec.print_attn import dtypes_to_text, expression_to_text, rotary_t
 MOST_OF_MAP = 2**22  # tiles: more are counted and not listed
 
 
-def tree_data(nodes: Sequence[Node]) -> list[dict[str, Any]]:
+def tree_data(nodes: Sequence[Node]) -> list[dict[str, object]]:
     return [
         {
             "kind": n.kind,
@@ -46,7 +45,7 @@ def tree_data(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     ]
 
 
-def spec_data(spec: AttentionSpec) -> dict[str, Any]:
+def spec_data(spec: AttentionSpec) -> dict[str, object]:
     """Every field of a spec; expressions are texts of the language."""
     return {
         "name": spec.name,
@@ -79,7 +78,7 @@ def statements(spec: AttentionSpec) -> dict[str, str | bool | None]:
     }
 
 
-def plan_data(plan: Plan) -> dict[str, Any]:
+def plan_data(plan: Plan) -> dict[str, object]:
     """A plan: its tile, its decisions with their reasons, the map of shared memory."""
     return {
         "schedule": plan.keyword,
@@ -96,7 +95,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     }
 
 
-def loops_data(spec: AttentionSpec, plan: Plan, source: Program) -> list[dict[str, Any]]:
+def loops_data(spec: AttentionSpec, plan: Plan, source: Program) -> list[dict[str, object]]:
     nest = ((p, p.loop) for p in loop_nest(spec, plan, source))
     return [
         {"line": p.line, "depth": p.depth, "name": one.name, "range": one.range, "run_by": one.role, "memory": one.memory}
@@ -104,12 +103,12 @@ def loops_data(spec: AttentionSpec, plan: Plan, source: Program) -> list[dict[st
     ]
 
 
-def cuda_data(source: Program) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads(to_manifest(source))
+def cuda_data(source: Program) -> dict[str, object]:
+    manifest: dict[str, object] = json.loads(to_manifest(source))
     return {"text": source.text, "manifest": manifest}
 
 
-def machine_data(loaded: Loaded, plan: Plan, source: Program, code: Iterable[MachineLine]) -> list[dict[str, Any]]:
+def machine_data(loaded: Loaded, plan: Plan, source: Program, code: Iterable[MachineLine]) -> list[dict[str, object]]:
     """PTX or SASS, each line with the lines of CUDA and of the spec that it comes from, the innermost first."""
     of_spec = spec_lines(loaded, plan, source)
     return [
@@ -123,7 +122,7 @@ def machine_data(loaded: Loaded, plan: Plan, source: Program, code: Iterable[Mac
     ]
 
 
-def explain_data(call: Call, source: Program) -> dict[str, Any]:
+def explain_data(call: Call, source: Program) -> dict[str, object]:
     """The plan, its kernels' resources, the work of a call, the roofline, and the tiles of one head."""
     spec, plan, cost = call.spec, call.plan, call.work()
     roof = roofline(spec, plan, cost)
@@ -141,12 +140,12 @@ def explain_data(call: Call, source: Program) -> dict[str, Any]:
     }
 
 
-def _launch_data(spec: AttentionSpec, plan: Plan, launch: LaunchWork) -> dict[str, Any]:
+def _launch_data(spec: AttentionSpec, plan: Plan, launch: LaunchWork) -> dict[str, object]:
     roof = roofline(spec, plan, launch)
     return {**asdict(launch), "microseconds": roof.microseconds, "by_memory": roof.by_memory}
 
 
-def _kernels(plan: Plan, source: Program) -> dict[str, Any]:
+def _kernels(plan: Plan, source: Program) -> dict[str, object]:
     try:
         version = nvrtc_version()
     except DeviceError as error:
@@ -155,7 +154,7 @@ def _kernels(plan: Plan, source: Program) -> dict[str, Any]:
     return {"compiler": f"NVRTC {version}", "missing": None, "resources": [asdict(r) for r in resources]}
 
 
-def _tiles(bounds: MaskBounds, kinds: Array | None) -> dict[str, Any] | None:
+def _tiles(bounds: MaskBounds, kinds: Array | None) -> dict[str, object] | None:
     if kinds is None:
         return None
     full = (bounds.full_begin, bounds.full_end)

@@ -12,13 +12,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Generic, TypeVar
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 
-class OtherProcess:
+class OtherProcess(Generic[A, R]):
     """A copy of this process, as it is now, that calls `function` for this one."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[A], R]) -> None:
         self._connection, theirs = Pipe()
         self._id = os.fork()
         if self._id == 0:
@@ -26,13 +29,14 @@ class OtherProcess:
             _serve(theirs, function)
         theirs.close()
 
-    def call(self, argument: Any) -> Any:
+    def call(self, argument: A) -> R | None:
         """The result of `function`, computed by the other process; None if it raises an exception, or if the process ends."""
         try:
             self._connection.send(argument)
-            return self._connection.recv()
+            found: R | None = self._connection.recv()
         except (EOFError, OSError):
             return None
+        return found
 
     def end(self) -> None:
         self._connection.close()
@@ -46,7 +50,7 @@ def can_fork() -> bool:
     return (os.cpu_count() or 1) > 1 and hasattr(os, "fork") and threading.active_count() == 1
 
 
-def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
+def _serve(connection: Connection, function: Callable[[A], R]) -> None:
     try:
         while True:
             argument = connection.recv()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from attngen.api import CompiledAttention
 from attngen.backward import CompiledBackward
@@ -19,7 +19,7 @@ from attngen.plan.heads_in_l2 import HeadsInL2
 from attngen.reference.compare import MOST_DRAWS, Comparison, Wrong, compare
 from attngen.reference.compare_gradients import DRAWS, compare_gradients
 from attngen.reference.problems import Array, Sample
-from attngen.reference.stored import PAGE_SIZE, apart, dense, of_sequences, stored, with_layout, with_wrong_lengths
+from attngen.reference.stored import PAGE_SIZE, Arguments, apart, dense, of_sequences, stored, with_layout, with_wrong_lengths
 from attngen.spec.dtypes import nans
 from attngen.spec.gradient import QKV
 
@@ -119,7 +119,7 @@ def _forward(compiled: CompiledAttention, known: Known, computed: Computed, tria
     return replace(worst, wrong=tuple(tensor for one in found for tensor in one.wrong)), done, {}
 
 
-def _compared(output: Any, lse: Any, known: Known, plan: Plan, b: int | None = None) -> Comparison:
+def _compared(output: Array, lse: Array | None, known: Known, plan: Plan, b: int | None = None) -> Comparison:
     """The errors of all batches, or of sequence `b`, whose results these are."""
     for draws in (FEW_DRAWS, MOST_DRAWS):
         expected = known.truth(plan, draws)
@@ -144,7 +144,7 @@ def _on_device_of(compiled: C, trial: Trial) -> C:
     return replace(compiled, device=replace(compiled.device, multiprocessors=trial.setting.multiprocessors))
 
 
-def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[Any, Any]:
+def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[Array, Array | None]:
     """O and lse as numpy storage arrays, wherever the kernel ran: dense, or with `lengths` in the spec's storage."""
     rows, keys = zip(*trial.setting.lengths, strict=True) if trial.setting.lengths else (None, None)
     arrays = stored(compiled.spec, problem, rows, keys, trial.setting.page_size or PAGE_SIZE)
@@ -163,7 +163,7 @@ def _call(compiled: CompiledAttention, problem: Sample, trial: Trial) -> tuple[A
         if trial.setting.laid_out:
             name, layout = trial.setting.laid_out
             arrays[name] = with_layout(arrays[name], layout)
-    given: dict[str, Any] = {**arrays, **trial.params}
+    given: Arguments = {**arrays, **trial.params}
     result = compiled(**given)
     output, lse = result if compiled.spec.lse else (result, None)
     if on_gpu:

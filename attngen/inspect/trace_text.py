@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from attngen.device.emulated.tracing import AccessSite, Step
 from attngen.inspect.coordinates import Layout
@@ -111,7 +110,7 @@ def _values(s: Step, layout: Layout | None) -> str:
     return f" = {shown}{', ...' if len(values) > VALUES else ''}"
 
 
-def as_json(traces: Sequence[ScheduleTrace]) -> list[dict[str, Any]]:
+def as_json(traces: Sequence[ScheduleTrace]) -> list[dict[str, object]]:
     """One object per schedule: totals, bytes by tensor, access sites, steps."""
     return [
         {
@@ -129,12 +128,12 @@ def as_json(traces: Sequence[ScheduleTrace]) -> list[dict[str, Any]]:
     ]
 
 
-def _site_json(s: AccessSite) -> dict[str, Any]:
+def _site_json(s: AccessSite) -> dict[str, object]:
     counts = ("executions", "lanes", "idle_lanes", "bytes", "width", "phases", "wavefronts", "conflicts", "degree", "sectors")
     return {**_place_json(s), **{name: getattr(s, name) for name in counts}}
 
 
-def _place_json(s: AccessSite) -> dict[str, Any]:
+def _place_json(s: AccessSite) -> dict[str, object]:
     return {
         "kernel": s.kernel,
         "line": s.place.line,
@@ -147,7 +146,7 @@ def _place_json(s: AccessSite) -> dict[str, Any]:
     }
 
 
-def _step_json(s: Step, layouts: Mapping[str, Layout]) -> dict[str, Any]:
+def _step_json(s: Step, layouts: Mapping[str, Layout]) -> dict[str, object]:
     layout = None if s.site.buffer is None else layouts.get(s.site.buffer.label)
     values = [] if s.value is None or layout is None else layout.values(s.value)
     return {

@@ -22,7 +22,7 @@ from attngen.plan.facts import DETERMINISTIC
 from attngen.reference.gradients import sample_loss
 from attngen.reference.numpy_oracle import numpy_attention
 from attngen.reference.problems import Shape, sample
-from attngen.reference.stored import stored, stored_sizes
+from attngen.reference.stored import Arguments, stored, stored_sizes
 from attngen.spec.attention import AttentionSpec
 
 _PRODUCT = re.compile(r"^(wg)?mma\..*m(\d+)n(\d+)k(\d+)")
@@ -111,7 +111,7 @@ def _traced(
             forward, loss = numpy_attention(spec, problem, params), sample_loss(spec, problem)
             run_backward(compiled, backward_inputs(spec, plan, problem, loss, forward), values_of(spec, params))
         else:
-            named: dict[str, Any] = {**stored(spec, problem), **params}
+            named: Arguments = {**stored(spec, problem), **params}
             compiled(**named)
         kernel: Any = compiled.kernel
         traced = kernel.traced or Traced((), ())

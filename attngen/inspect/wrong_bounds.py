@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -24,9 +23,10 @@ def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Array]) -> Iterato
     """
     keys, q_len, kv_len = case.tile[1], case.q_len, case.kv_len
 
-    def pairs_of(kinds: Array, mask: Array) -> Any:
+    def pairs_of(kinds: Array, mask: Array) -> Array:
         each = np.repeat(np.repeat(kinds, case.rows_of_tile, 0), keys, 1)[:q_len, :kv_len]
-        return (each == FULL) | (each == PARTIAL) & mask
+        found: Array = (each == FULL) | (each == PARTIAL) & mask
+        return found
 
     for what, bounds in changed_bounds(case.plan.bounds):
         inside = {name: maximum(ZERO, minimum(KEYS.length, getattr(bounds, name))) for name in ("begin", "end")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attngen.inspect.against.own import Own
 from attngen.spec.attention import AttentionSpec
@@ -54,7 +54,7 @@ class Call:
 
 
 def call_of(
-    own: Own, spec: AttentionSpec, layout: str, device: str | None, numbers: Mapping[str, Any], tensors: Tensors
+    own: Own, spec: AttentionSpec, layout: str, device: str | None, numbers: Mapping[str, int | float], tensors: Tensors
 ) -> Call:
     """A call in the first precision and on the first device that the user's function takes. Raises NotComputed."""
     import torch
@@ -92,7 +92,9 @@ def _said(error: Exception, own: Own, tensors: Tensors) -> str:
     return f"it raised {type(error).__name__}: {lines[0]}{place}, for {shapes}"
 
 
-def _by_attention(own: Own, spec: AttentionSpec, layout: str, numbers: Mapping[str, Any]) -> Callable[[Tensors], Any]:
+def _by_attention(
+    own: Own, spec: AttentionSpec, layout: str, numbers: Mapping[str, int | float]
+) -> Callable[[Tensors], torch.Tensor]:
     """O by a function of (q, k, v), with the inputs and params that it takes by name."""
     function = own.functions["attention"]
     known = {i.name for i in spec.inputs} | {*numbers}
@@ -100,7 +102,7 @@ def _by_attention(own: Own, spec: AttentionSpec, layout: str, numbers: Mapping[s
     if unknown:
         raise NotComputed(f"its arguments {', '.join(unknown)} are neither inputs nor params of the spec; give them defaults")
 
-    def compute(placed: Tensors) -> Any:
+    def compute(placed: Tensors) -> torch.Tensor:
         named = {n: placed[n] if n in placed else numbers[n] for n in own.takes if n in placed or n in numbers}
         qkv = [placed[n] for n in ("q", "k", "v")]
         if layout == "bshd":
@@ -111,19 +113,20 @@ def _by_attention(own: Own, spec: AttentionSpec, layout: str, numbers: Mapping[s
             raise NotComputed(
                 f"its result is {type(found).__name__}; expected a tensor [batch, heads, length, size], or it first"
             )
-        return found.transpose(1, 2) if layout == "bshd" else found
+        output: torch.Tensor = found.transpose(1, 2) if layout == "bshd" else found
+        return output
 
     return compute
 
 
-def _by_mods(own: Own, spec: AttentionSpec, numbers: Mapping[str, Any]) -> Callable[[Tensors], Any]:
+def _by_mods(own: Own, spec: AttentionSpec, numbers: Mapping[str, int | float]) -> Callable[[Tensors], torch.Tensor]:
     """O as FlexAttention defines it: softmax of score(s, b, h, q, k) over the keys that the mask allows, with scale 1 /
     sqrt(head_dim). Rows without keys are 0."""
     import torch
 
     score, mask = own.functions.get("score"), own.functions.get("mask")
 
-    def compute(placed: Tensors) -> Any:
+    def compute(placed: Tensors) -> torch.Tensor:
         q, k, v = (placed[n] for n in ("q", "k", "v"))
         group = q.shape[1] // k.shape[1]
         k, v = (t.repeat_interleave(group, 1) for t in (k, v))
@@ -136,12 +139,13 @@ def _by_mods(own: Own, spec: AttentionSpec, numbers: Mapping[str, Any]) -> Calla
         largest = scores.amax(-1, keepdim=True)
         weights = (scores - torch.where(largest.isinf(), 0.0, largest)).exp()
         total = weights.sum(-1, keepdim=True)
-        return (weights / torch.where(total == 0, 1.0, total)) @ v
+        output: torch.Tensor = (weights / torch.where(total == 0, 1.0, total)) @ v
+        return output
 
     return compute
 
 
-def _of_pairs(function: Callable[..., Any], leading: int) -> Callable[..., Any]:
+def _of_pairs(function: Callable[..., torch.Tensor], leading: int) -> Callable[..., torch.Tensor]:
     """A function of one pair, as a function of all: of `leading` tensors [batch, heads, q_len, kv_len] and of b, h, q and k."""
     import torch
 

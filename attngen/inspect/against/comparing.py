@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.against.calling import Call, NotComputed, Tensors, call_of
@@ -187,18 +187,18 @@ def _tensors(spec: AttentionSpec, own: Own, shape: Shape, stated: Against) -> Te
     return {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def _tensor(value: Any) -> torch.Tensor:
+def _tensor(value: object) -> torch.Tensor:
     import torch
 
     return torch.as_tensor(value).detach().cpu()
 
 
 def _compared(
-    spec: AttentionSpec, own: Own, call: Call, tensors: Tensors, lengths: str, numbers: Mapping[str, Any], seed: int
+    spec: AttentionSpec, own: Own, call: Call, tensors: Tensors, lengths: str, numbers: Mapping[str, int | float], seed: int
 ) -> Iterator[Compared]:
     """The comparisons of O and of gradients of one problem."""
     import torch

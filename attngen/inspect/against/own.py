@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +23,7 @@ MODS = {5: "score", 4: "mask"}  # what FlexAttention calls a function of so many
 EXPECTED = "expected MODULE:FUNCTION, FILE.py:FUNCTION, FILE.py:SCORE_MOD,MASK_MOD, or a file .npz or .npy"
 ARRAYS = ("q", "k", "v", "o")
 Kind = Literal["attention", "mods", "arrays"]
+Function = Callable[..., Any]  # somebody's, of any arguments
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Own:
 
     kind: Kind
     title: str
-    functions: Mapping[str, Callable[..., Any]]
+    functions: Mapping[str, Function]
     values: Mapping[str, Any]
 
     @property
@@ -65,7 +66,7 @@ def own_of(text: str) -> Own:
     return Own("attention" if "attention" in kinds else "mods", names, kinds, values)
 
 
-def _arrays(path: Path) -> dict[str, Any]:
+def _arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, or those of the .npy files q, k, v in the folder of an output. Raises ArgumentError."""
     if not path.is_file():
         raise ArgumentError(f"--against {path}: there is no such file")
@@ -113,8 +114,8 @@ def _module(place: str) -> ModuleType:
         raise ArgumentError(f"--against {place} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def _attribute(module: ModuleType, place: str, name: str) -> Callable[..., Any]:
-    found: Any = module
+def _attribute(module: ModuleType, place: str, name: str) -> Function:
+    found: object = module
     for part in name.strip().split("."):
         if not hasattr(found, part):
             near = get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], 1)
@@ -125,10 +126,10 @@ def _attribute(module: ModuleType, place: str, name: str) -> Callable[..., Any]:
         raise ArgumentError(f"--against {place}:{name}: it is a class; name an instance, as of layer = {name}()")
     if not callable(found):
         raise ArgumentError(f"--against {place}:{name}: it is {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def _parameters(function: Function) -> dict[str, inspect.Parameter]:
     """The parameters of a function; of a torch module, those of `forward`. Functions without a signature have q, k and v."""
     described = getattr(function, "forward", function)
     try:
@@ -139,7 +140,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {n: p for n, p in found.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
 
 
-def _kind(name: str, function: Callable[..., Any]) -> str:
+def _kind(name: str, function: Function) -> str:
     """Whether a function is an attention, or FlexAttention's score or mask, by its arguments. Raises ArgumentError."""
     parameters = _parameters(function)
     required = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and p.kind is not p.KEYWORD_ONLY]
@@ -155,7 +156,7 @@ def _kind(name: str, function: Callable[..., Any]) -> str:
     )
 
 
-def _values_of(module: ModuleType, functions: Any) -> dict[str, Any]:
+def _values_of(module: ModuleType, functions: Iterable[Function]) -> dict[str, object]:
     """The values that functions may read by name: of their module, and those that they close over."""
     found = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     for function in functions:

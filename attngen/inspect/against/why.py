@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def why_different(
     title: str,
     call: Call,
     tensors: Tensors,
-    numbers: Mapping[str, Any],
+    numbers: Mapping[str, int | float],
     rows: tuple[tuple[int, ...], tuple[int, ...]],
     limit: float,
 ) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def why_different(
     return _of_heads(title, call, tensors, b, h, q) or _of_weights(spec, title, row, ours, theirs, limit)
 
 
-def _of_keys(title: str, row: str, ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any], limit: float) -> tuple[str, ...]:
+def _of_keys(title: str, row: str, ours: np.ndarray, theirs: np.ndarray, limit: float) -> tuple[str, ...]:
     """The keys that one of the two reads alone."""
     least = max(SMALLEST, limit / 10) * max(float(ours.max(initial=0.0)), float(np.abs(theirs).max(initial=0.0)))
     extra = np.flatnonzero((np.abs(ours) <= 0) & (np.abs(theirs) > least))
@@ -59,7 +59,7 @@ def _of_keys(title: str, row: str, ours: np.ndarray[Any, Any], theirs: np.ndarra
     return tuple(found)
 
 
-def _weights(spec: AttentionSpec, tensors: Tensors, numbers: Mapping[str, Any], b: int, h: int, q: int) -> np.ndarray[Any, Any]:
+def _weights(spec: AttentionSpec, tensors: Tensors, numbers: Mapping[str, int | float], b: int, h: int, q: int) -> np.ndarray:
     """The weights of the keys of a row by the spec."""
     import torch
 
@@ -68,7 +68,7 @@ def _weights(spec: AttentionSpec, tensors: Tensors, numbers: Mapping[str, Any], 
     inputs = {i.name: tensors[i.name] if tensors[i.name].is_floating_point() else _whole(tensors[i.name]) for i in spec.inputs}
     xp = TorchNamespace(torch.float64, tensors["q"].device)
     problem = Problem(spec, tensors["q"], tensors["k"], tensors["v"], inputs, numbers, xp)
-    found: np.ndarray[Any, Any] = weight_rows(problem, b, h, slice(q, q + 1)).weights[0].numpy()
+    found: np.ndarray = weight_rows(problem, b, h, slice(q, q + 1)).weights[0].numpy()
     return found
 
 
@@ -76,7 +76,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if str(tensor.dtype) == "torch.bool" else tensor.long()
 
 
-def _probed(call: Call, tensors: Tensors, b: int, h: int, q: int) -> np.ndarray[Any, Any]:
+def _probed(call: Call, tensors: Tensors, b: int, h: int, q: int) -> np.ndarray:
     """The weights of the keys of a row by the user's function: with V a part of the unit matrix, O is a part of the weights.
     A row of NaN is one without keys."""
     import torch
@@ -91,14 +91,14 @@ def _probed(call: Call, tensors: Tensors, b: int, h: int, q: int) -> np.ndarray[
     return torch.cat(found).nan_to_num(0.0).numpy()
 
 
-def _keys(keys: np.ndarray[Any, Any]) -> str:
+def _keys(keys: np.ndarray) -> str:
     named = ", ".join(map(str, keys[:FEW]))
     rest = f" and {len(keys) - FEW} more" if len(keys) > FEW else ""
     return f"key{'s' * (len(keys) > 1)} {named}{rest}"
 
 
 def _of_weights(
-    spec: AttentionSpec, title: str, row: str, ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any], limit: float
+    spec: AttentionSpec, title: str, row: str, ours: np.ndarray, theirs: np.ndarray, limit: float
 ) -> tuple[str, ...]:
     """What distinguishes positive weights of the same keys."""
     keys = np.flatnonzero((ours > 0) & (theirs > 0))
@@ -132,11 +132,11 @@ def _of_weights(
     return (_of_key(title, row, keys[np.abs(ours - theirs)[keys].argmax()], ours, theirs),)
 
 
-def _of_key(title: str, row: str, key: Any, ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> str:
+def _of_key(title: str, row: str, key: int, ours: np.ndarray, theirs: np.ndarray) -> str:
     return f"the weight of {row} and key {key} is {ours[key]:.4g} by the spec and {theirs[key]:.4g} by {title}"
 
 
-def _line(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[float, float]:
+def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """The slope of the line through points, and the largest distance from it relative to the extent of y."""
     slope, start = np.polyfit(x, y, 1)
     return float(slope), float(np.abs(y - slope * x - start).max() / max(float(np.ptp(y)), 1e-12))

@@ -16,7 +16,7 @@ FEW_ROWS = 8  # fewer than any warp has
 
 Scores = FarApart | Literal["steep"]
 OfPlan = Callable[[Plan], bool]
-Test = Callable[[Case], Any]  # true or false, as an array may be
+Test = Callable[[Case], object]  # true or false, as an array may be
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -235,13 +234,14 @@ def _has_distant_keys(case: Case, splits: int) -> bool:
     return bool((has_keys.any(0) & (last - has_keys.argmax(0) >= splits * case.plan.tile.warps)).any())
 
 
-def _joined_rows(case: Case) -> Any:
+def _joined_rows(case: Case) -> Array:
     """Which rows of the first head have keys in several splits."""
     if case.splits == 1:
         return np.empty(0, bool)
     has_keys, warps = case.of_tiles(case.allowed(0, 0), False), case.plan.tile.warps
     # The warps of a split have neighbouring tiles: these distances lead to another split, wherever the first tile is
-    return np.any([(has_keys[:-n] & has_keys[n:]).any(0) for n in range(warps, warps * (case.splits - 1) + 1)], axis=0)
+    found: Array = np.any([(has_keys[:-n] & has_keys[n:]).any(0) for n in range(warps, warps * (case.splits - 1) + 1)], axis=0)
+    return found
 
 
 def _joins_large(case: Case) -> bool:

@@ -284,10 +284,11 @@ def _has_weights(case: Case) -> bool:
     )
 
 
-def _spoiled_keys(case: Case) -> Any:
+def _spoiled_keys(case: Case) -> Array:
     """The keys that the spoiled row of the first head sees."""
     row = spoiled_row(case.q_len)
-    return case.allowed(0, 0, slice(row, row + 1))[0]
+    seen: Array = case.allowed(0, 0, slice(row, row + 1))[0]
+    return seen
 
 
 def _spoils_some_keys(case: Case) -> bool:

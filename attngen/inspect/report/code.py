@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
@@ -17,7 +17,7 @@ from attngen.language import Loaded
 CLASS_NAMES = (*(name for name, _ in CLASSES), OTHER)
 
 
-def code_data(loaded: Loaded, source: Program, code: MachineCode, of_spec: dict[int, tuple[int, ...]]) -> dict[str, Any]:
+def code_data(loaded: Loaded, source: Program, code: MachineCode, of_spec: dict[int, tuple[int, ...]]) -> dict[str, object]:
     """The data of the page's script. Lines count from 1; a place is an index into `chains`, whose first is empty."""
     chains: dict[Chain, int] = {(): 0}
     places = {
@@ -71,8 +71,12 @@ def _machine_html(line: MachineLine) -> str:
     return str(address + escape(found["guard"] or "") + _span("op", found["opcode"]) + escape(rest))
 
 
+if TYPE_CHECKING:
+    from pygments.formatters import HtmlFormatter
+
+
 @cache
-def _formatter() -> Any:
+def _formatter() -> HtmlFormatter:
     from pygments.formatters import HtmlFormatter
 
     return HtmlFormatter(nowrap=True)

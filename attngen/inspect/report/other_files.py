@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from attngen.emit.comments import strip_comments
 from attngen.emit.emitter import emit
@@ -15,7 +14,7 @@ from attngen.plan import Plan
 from attngen.spec.attention import AttentionSpec
 
 
-def beside_data(spec: AttentionSpec, plan: Plan, brief: str) -> Iterator[dict[str, Any]]:
+def beside_data(spec: AttentionSpec, plan: Plan, brief: str) -> Iterator[dict[str, object]]:
     """For each other schedule on the same architecture: its title, its lines, a summary, and rows of [line of `brief`, line of
     the other, block]. A line is 0 if the row has none; a block is the number of a run of lines that moved, or 0."""
     for schedule, other in plans_beside(spec, plan).items():
@@ -27,12 +26,12 @@ def beside_data(spec: AttentionSpec, plan: Plan, brief: str) -> Iterator[dict[st
             yield {"title": other.title, "lines": cuda_html(text), "rows": rows, "says": says}
 
 
-def levels_data(spec: AttentionSpec, plan: Plan, brief: str) -> dict[str, Any]:
+def levels_data(spec: AttentionSpec, plan: Plan, brief: str) -> dict[str, object]:
     """For each other level of comments its highlighted lines, and the number of each line in `brief`, which links refer to: 0
     for blank lines and for comments that only this level has."""
     lines = brief.splitlines()
     code = [strip_comments(line).rstrip() for line in lines]  # empty for a line that is only a comment
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for level, wanted in (("none", code), ("teach", lines)):
         text = emit(spec, plan, level).text  # type: ignore[arg-type]
         found[level] = {"lines": cuda_html(text), "brief": list(_numbers(text.splitlines(), wanted))}

@@ -62,7 +62,7 @@ def report(
     """
     spec, plan, code = loaded.spec, call.plan, machine_code(source)
     mapped, instructions = code.mapped
-    data = {
+    data: dict[str, Any] = {
         **code_data(loaded, source, code, spec_lines(loaded, plan, source)),
         "levels": levels_data(spec, plan, source.text),
         "beside": [*beside_data(spec, plan, source.text)],
@@ -105,7 +105,7 @@ def _equations(spec: AttentionSpec, plan: Plan) -> list[str]:
     return equations(spec, spec.lse) if gradient is None else backward_equations(spec, gradient, plan.wanted)
 
 
-def _pictures(call: Call, code: MachineCode) -> dict[str, Any]:
+def _pictures(call: Call, code: MachineCode) -> dict[str, object]:
     spec, plan = call.spec, call.plan
     tiles, layouts = tile_map(call), plan.schedule.layouts(spec, plan)
     return {
@@ -122,7 +122,7 @@ def _pictures(call: Call, code: MachineCode) -> dict[str, Any]:
     }
 
 
-def _as_json(data: Mapping[str, Any]) -> Markup:
+def _as_json(data: Mapping[str, object]) -> Markup:
     """JSON for a script element: `<` is escaped, so that no tag can begin in it."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     return Markup(text.replace("<", "\\u003c"))
