@@ -33,7 +33,7 @@ FLASH_PACKAGES = {  # the module that has `flash_attn_func`
 }
 
 Call = Callable[..., torch.Tensor]
-Environment = Mapping[str, Any]
+Environment = Mapping[str, torch.Tensor]
 
 
 def torch_peers(
@@ -46,7 +46,7 @@ def torch_peers(
     causal = spec.mask is CAUSAL
     grouped = q.shape[1] != k.shape[1]
 
-    def call(backend: SDPBackend) -> Any:
+    def call(backend: SDPBackend) -> torch.Tensor:
         with sdpa_kernel(backend):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
 
@@ -61,7 +61,7 @@ def flash_peers(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.
         return {}
     arguments = [t.transpose(1, 2) for t in (q, k, v)]  # [batch, length, heads, size]
 
-    def call(attention: Callable[..., Any]) -> torch.Tensor:
+    def call(attention: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]) -> torch.Tensor:
         result = attention(*arguments, softmax_scale=scale, causal=spec.mask is CAUSAL)
         out: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return out.transpose(1, 2)
@@ -83,7 +83,7 @@ def _plain_scale(spec: AttentionSpec) -> float | None:
     return float(spec.scale.value) if plain and isinstance(spec.scale, Const) else None
 
 
-def those_that_run(calls: Mapping[str, Any]) -> dict[str, Any]:
+def those_that_run(calls: Mapping[str, Call]) -> dict[str, Call]:
     """The calls without those that raise an error."""
     usable = {}
     for title, call in calls.items():
@@ -131,7 +131,9 @@ def flex_peer(
     if spec.score is not S:
         score = as_function(spec.score, numbers, inputs)
 
-        def score_mod(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        def score_mod(
+            s: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor
+        ) -> torch.Tensor:
             return score({"s": s, "b": b, "h": h, "q": q_idx, "k": kv_idx})
 
     torch._dynamo.reset()  # compilations of earlier cases count against dynamo's limit

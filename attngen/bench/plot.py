@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attngen.bench.report import Report
 from attngen.device.arrays import ArgumentError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -79,7 +82,7 @@ def draw(report: Report, path: Path) -> None:
     plt.close(figure)
 
 
-def _panel(axis: Any, report: Report, dtype: str, head_dim: int, full: bool, heads: str) -> None:
+def _panel(axis: Axes, report: Report, dtype: str, head_dim: int, full: bool, heads: str) -> None:
     lengths: set[int] = set()
     shown = [r for r in report.results if (r.dtype, r.head_dim, not r.masked, r.heads) == (dtype, head_dim, full, heads)]
     for name, line in LINES.items():

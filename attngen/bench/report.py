@@ -53,7 +53,7 @@ class Report:
         """What a call computes."""
         return f"backward, gradients of {', '.join(self.wanted)}" if self.wanted else "forward"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values, as `from_json` reads them."""
         return asdict(self)
 

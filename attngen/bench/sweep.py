@@ -27,8 +27,8 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES
 
-Tensors = dict[str, Any]
-QKV = tuple[Any, Any, Any]
+Tensors = dict[str, torch.Tensor]
+QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Params = dict[str, int | float]
 
 SLOW_SCHEDULES_UP_TO = 4096  # rows, by schedules that store S x S scores: longer problems take too long
@@ -121,8 +121,8 @@ def run(
 class _Subject:
     """What is measured on a case."""
 
-    calls: dict[str, Callable[[], Any]]  # by candidate
-    truth: Callable[[], Any]  # what a call returns, in float64
+    calls: dict[str, Callable[[], object]]  # by candidate
+    truth: Callable[[], object]  # what a call returns, in float64
     error: Callable[[Any, Any], float]  # the error of what a call returned, given the truth
     bytes_moved: int  # if each tensor is moved once
 
@@ -170,7 +170,7 @@ def _forward(
     q, _, v = qkv
     own, places = in_storage(spec, qkv)
     given = own[: 3 if spec.values is None else 2]
-    calls: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Callable[[], object]] = {
         f"attngen {kernel.plan.keyword}": partial(_call, kernel, given, {**places, **inputs, **params}) for kernel in kernels
     }
     calls |= torch_peers(spec, *qkv) | flash_peers(spec, *qkv) | flex_peer(spec, *qkv, inputs, params, progress)
@@ -191,7 +191,7 @@ def _backward(
 ) -> _Subject:
     """Every candidate has the same tensors and loss. A forward is no part of a call."""
     given = arguments(spec, qkv, inputs, params).with_loss(spec)
-    calls: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Callable[[], object]] = {
         f"attngen {' + '.join(one.plan.keyword for one in parts)}": kernel_call(parts, forward, given)
         for parts, forward in kernels
     }
@@ -207,7 +207,7 @@ def _bytes(*tensors: torch.Tensor) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def problem(case: Case, params: Mapping[str, int | float]) -> tuple[Any, Any, Any, Tensors, Params]:
+def problem(case: Case, params: Mapping[str, int | float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Tensors, Params]:
     """(q, k, v, inputs, params) of a case; Q, K and V are randn."""
     spec = case.spec
 
@@ -222,7 +222,7 @@ def problem(case: Case, params: Mapping[str, int | float]) -> tuple[Any, Any, An
     return q, k, v, inputs, {p.name: params[p.name] for p in spec.params if p.name in params}
 
 
-def _call(kernel: CompiledAttention, tensors: tuple[torch.Tensor, ...], named: dict[str, Any]) -> Any:
+def _call(kernel: CompiledAttention, tensors: tuple[torch.Tensor, ...], named: dict[str, Any]) -> torch.Tensor:
     result = kernel(*tensors, **named)
     output = result[0] if isinstance(result, tuple) else result
     return output.unflatten(0, (-1, named["max_q_len"])).transpose(1, 2) if kernel.spec.kernel.is_packed else output
@@ -240,7 +240,7 @@ def _errors(subject: _Subject, progress: Callable[[str], None]) -> Mapping[str, 
         torch.cuda.empty_cache()
 
 
-def _peaks(calls: Mapping[str, Callable[[], Any]], progress: Callable[[str], None]) -> dict[str, int]:
+def _peaks(calls: Mapping[str, Callable[[], object]], progress: Callable[[str], None]) -> dict[str, int]:
     """The peak memory of each call in bytes. A call that runs out of memory is left out."""
     found = {}
     for name, call in calls.items():

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
@@ -60,7 +59,7 @@ class Outcome:
     winner: Winner  # remembered for the bucket: the planner's choice if no other is WORTH a kernel
     kept: bool
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values; docs/json.md defines the keys."""
         planned = next(t for t in self.tried if t.planned).timing.median
         return {

@@ -55,7 +55,7 @@ class CommandGroup(click.Group):
         with reported():
             return super().make_context(*args, **extra)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         with reported():
             return super().invoke(ctx)
 

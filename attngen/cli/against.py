@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -50,5 +50,5 @@ def _show(name: str, c: Compared) -> None:
             click.echo(f"    {line}")
 
 
-def _json(c: Compared) -> dict[str, Any]:
+def _json(c: Compared) -> dict[str, object]:
     return {**asdict(c), "passed": c.passed}

@@ -328,7 +328,7 @@ class _CheckTable:
                     click.echo(f"    {what}")
 
 
-def _check_json(r: Checked) -> dict[str, Any]:
+def _check_json(r: Checked) -> dict[str, object]:
     from dataclasses import asdict
 
     found = asdict(r)

@@ -59,7 +59,10 @@ def command(name: str | None, as_json: bool) -> None:
             click.echo(_line(entry) if name is None else _whole(title, entry), color=colored(sys.stdout))
 
 
-def _sections() -> dict[str, list[dict[str, Any]]]:
+Listed = dict[str, Any]  # the fields of an entry by name: texts, and the arguments of an operator
+
+
+def _sections() -> dict[str, list[Listed]]:
     """All entries by section. Each has a name and a meaning; names of the language also have usage, value and example. An entry
     has other names too (`_names`): a schedule the keyword of its kernel statement, a shipped file its attentions."""
     from attngen.language.catalogue import catalogue
@@ -90,7 +93,7 @@ AUTO = {
 }
 
 
-def _of_keyword(schedule: Schedule) -> dict[str, Any]:
+def _of_keyword(schedule: Schedule) -> Listed:
     name, keyword = schedule.name, schedule.keyword
     return {"name": name, "keyword": keyword, "usage": f"{name}, kernel {keyword}", "meaning": schedule.summary}
 
@@ -104,7 +107,7 @@ def _of_type(dtype: DType) -> str:
     return f"An element type of {of_what}: {counted(dtype.bytes, 'byte')}, {dtype.torch} in numpy and torch."
 
 
-def _mistakes() -> list[dict[str, Any]]:
+def _mistakes() -> list[Listed]:
     """Users' mistakes, and warnings: the title with ... for what depends on the text, why it is one, and an example."""
     from attngen.plan.plan import DoesNotFit
     from attngen.spec import mistakes
@@ -124,7 +127,7 @@ def _mistakes() -> list[dict[str, Any]]:
     ]
 
 
-def _of_schedule(entry: dict[str, Any]) -> dict[str, str]:
+def _of_schedule(entry: Listed) -> dict[str, str]:
     """The GPUs and the options of a schedule, for a causal mask, fp16 and head size 64."""
     from attngen.language import define
     from attngen.plan.arch import ARCHES
@@ -154,7 +157,7 @@ def _of_schedule(entry: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _by_name(title: str, entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _by_name(title: str, entries: list[Listed]) -> dict[str, Listed]:
     """Entries by name; operators by usage, because there are two called `-`."""
     return {entry["usage" if title == "operators" else "name"]: entry for entry in entries}
 
@@ -164,7 +167,7 @@ def _comment(text: str) -> str:
     return " ".join(line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("#"), text.splitlines()))
 
 
-def _named(sections: dict[str, list[dict[str, Any]]], name: str) -> dict[str, list[dict[str, Any]]]:
+def _named(sections: dict[str, list[Listed]], name: str) -> dict[str, list[Listed]]:
     """The entries called `name`; `window(64)` finds window. Raises click.UsageError with similar names."""
     plain = re.sub(r"(?<=\w)\(.*", "", name)
     plain = plain.upper() if re.fullmatch(r"[ew]\d{3}", plain) else plain
@@ -178,17 +181,17 @@ def _named(sections: dict[str, list[dict[str, Any]]], name: str) -> dict[str, li
     return found
 
 
-def _names(entry: dict[str, Any]) -> list[str]:
+def _names(entry: Listed) -> list[str]:
     return [entry["name"], *filter(None, [entry.get("keyword")]), *entry.get("attentions", ())]
 
 
-def _line(entry: dict[str, Any]) -> str:
+def _line(entry: Listed) -> str:
     first = re.split(r"(?<!et al)\. ", entry["meaning"])[0].rstrip(".")
     usage = entry.get("usage", entry["name"])
     return fill(f"{usage:<{COLUMN - 1}} {first}", WIDTH, initial_indent="  ", subsequent_indent=" " * (COLUMN + 2)).rstrip()
 
 
-def _whole(title: str, entry: dict[str, Any]) -> str:
+def _whole(title: str, entry: Listed) -> str:
     """One entry with all its fields."""
     lines = [click.style(entry.get("usage", entry["name"]), bold=True) + f"  ({title})", _filled(entry["meaning"])]
     if title == "specs":

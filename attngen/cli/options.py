@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import click
 from click.core import ParameterSource
@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from attngen.cli.specs import Gradients
 from attngen.keywords import ScheduleName
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 MOST = 2**31 - 1
@@ -85,11 +85,11 @@ deterministic = click.option(
 )
 
 
-def gradients(command: Callable[..., Any]) -> Callable[..., Any]:
+def gradients(command: Callable[..., object]) -> Callable[..., object]:
     """The gradients that a command is about, as its argument `gradients`: `--backward`, `--wanted` and `--deterministic`."""
 
     @wraps(command)
-    def call(*, backward: bool, wanted: str | None, deterministic: bool, **others: Any) -> Any:
+    def call(*, backward: bool, wanted: str | None, deterministic: bool, **others: object) -> object:
         return command(gradients=Gradients(backward, wanted, deterministic), **others)
 
     return backward(wanted(deterministic(call)))

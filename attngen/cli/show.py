@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -86,7 +86,7 @@ def _tree(source: SourceFile, as_json: bool) -> str:
     return json.dumps({"stage": "tree", "nodes": tree_data(nodes)}, indent=2) + "\n" if as_json else describe_tree(nodes)
 
 
-def _stage_data(one: Loaded, stage: str, build: Build) -> dict[str, Any]:
+def _stage_data(one: Loaded, stage: str, build: Build) -> dict[str, object]:
     """The data of `stage` for one attention; docs/json.md defines the keys."""
     from attngen.inspect import data
 

@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -118,7 +117,7 @@ def case(spec: AttentionSpec, step: Step, heads: tuple[int, int], q_len: int, kv
     shape = Shape(1, *heads, q_len, kv_len)
     problem = sample(spec, shape)
     exact = np.asarray(numpy_attention(spec, problem, {}).output)[0]
-    given: dict[str, Any] = {name: np.ascontiguousarray(array[0]) for name, array in problem.arrays(spec).items()}
+    given = {name: np.ascontiguousarray(array[0]) for name, array in problem.arrays(spec).items()}
     sizes: Mapping[str, int] = {"q_heads": heads[0], "kv_heads": heads[1], "q_len": q_len, "kv_len": kv_len}
     blocks = (-(-q_len // step.rows), heads[0])
     arrays = {name.upper(): given[name] for name in ("q", "k", "v")}

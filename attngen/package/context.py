@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from attngen.emit.cuda_text import Temporary
 from attngen.emit.program import (
@@ -26,6 +25,7 @@ from attngen.package.cpp_text import CppPrinter, CppText, literal
 from attngen.package.functions import Function, Packaged, Variant
 from attngen.plan.formulas import SYMBOLS, expression
 from attngen.spec.attention import SIZES
+from attngen.spec.attention import Param as SpecParam
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Const, Expr, Name, Type, constant, name
 from attngen.spec.obligations import conditions_of_call
@@ -386,7 +386,7 @@ class SpecContext:
 SNAKE = {Splits: "splits", GroupParts: "parts", HeadsInL2: "heads_in_l2"}
 
 
-def _extents(program: Program) -> Iterator[Any]:
+def _extents(program: Program) -> Iterator[object]:
     """Whatever a call computes for a program."""
     for entry in program.kernels:
         yield from (p.formula for p in entry.parameters)
@@ -394,7 +394,7 @@ def _extents(program: Program) -> Iterator[Any]:
     yield from (a.size for t in program.of_role("workspace") for a in t.axes)
 
 
-def _formula(extent: Any) -> Splits | GroupParts | HeadsInL2 | None:
+def _formula(extent: object) -> Splits | GroupParts | HeadsInL2 | None:
     """The formula in an extent that takes long enough to be computed once."""
     if isinstance(extent, Several):
         return extent.of
@@ -409,7 +409,7 @@ def _distinct(names: Iterable[str]) -> list[str]:
     return found
 
 
-def _param(declared: Any) -> Param:
+def _param(declared: SpecParam) -> Param:
     is_float = declared.type is Type.FLOAT
     text = "" if declared.default is None else literal(declared.default)[0]
     return Param(declared.name, "float" if is_float else "int32_t", declared.default, f"float({text})" if is_float else text)

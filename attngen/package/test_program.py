@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from attngen.diagnostics import ArgumentError
+from attngen.emit.program import Program
 from attngen.package.context import Argument, OfFunction, OfSpec
 from attngen.package.cpp_text import CTYPES, CppPrinter, CppText
 from attngen.package.functions import BACKWARD
@@ -110,7 +110,7 @@ class TestSpec:
         return self.of.sizes
 
     @property
-    def params(self) -> list[dict[str, Any]]:
+    def params(self) -> list[dict[str, object]]:
         return [{"name": p.name, "type": p.type, "default": p.default, "sample": SAMPLES[p.type]} for p in self.of.params]
 
     @property
@@ -157,7 +157,7 @@ class TestSpec:
         return [Result(gradient_argument(n), "") for n in names]
 
     @property
-    def terms(self) -> list[dict[str, Any]]:
+    def terms(self) -> list[dict[str, object]]:
         """The functions that add to gradients of captured arrays and params: the terms of a row, and those of a pair."""
         every = list(self._terms())
         sources = {"add_row": ("d_sink",), "add_pair": ("d_score", "d_scale")}
@@ -245,7 +245,7 @@ class TestSpec:
                 values = a.name if a.name in ("out", "lse", "dq", "dk", "dv") else f'captured.at("{a.name}")'
                 yield Result(a.name, values)
 
-    def _programs(self, function: OfFunction) -> Iterator[Any]:
+    def _programs(self, function: OfFunction) -> Iterator[Program]:
         for f in self.of.packaged.functions:
             if f.name == function.name:
                 yield from f.programs

@@ -12,7 +12,7 @@ from attngen.device.tensor_map import TensorMap
 from attngen.emit.wgmma import Wgmma
 from attngen.puzzles.counts import Target
 
-Array: TypeAlias = np.ndarray[Any, Any]
+Array: TypeAlias = np.ndarray
 Random: TypeAlias = np.random.Generator
 
 
@@ -49,12 +49,12 @@ class Puzzle:
     products: tuple[Wgmma, ...] = field(default=())  # the wrappers that `#include "products.cuh"` stands for
 
 
-def whole_numbers(rng: Random, *shape: int, dtype: type[np.floating[Any]] = np.float32) -> Array:
+def whole_numbers(rng: Random, *shape: int, dtype: type[np.floating] = np.float32) -> Array:
     """Random whole numbers from -4 to 4: sums of their products are exact in any order, and easy to follow by hand."""
     return rng.integers(-4, 5, shape).astype(dtype)
 
 
-def normal_numbers(rng: Random, *shape: int, dtype: type[np.floating[Any]] = np.float32) -> Array:
+def normal_numbers(rng: Random, *shape: int, dtype: type[np.floating] = np.float32) -> Array:
     """Random numbers around 0, as activations are."""
     return rng.normal(size=shape).astype(dtype)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from attngen.device.arrays import ArrayView, view
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.device import Counters, EmulatedKernel
 from attngen.device.emulated.tracing import NOBODY, Call, Traced, Watch
-from attngen.device.protocol import Argument, Launch, Memory
+from attngen.device.protocol import Argument, CTypesScalar, Launch, Memory
 from attngen.device.tensor_map import MappedTensor, TensorMap
 from attngen.emit.comments import strip_comments
 from attngen.emit.program import KernelEntry, Parameter, Product, Program
@@ -24,10 +24,13 @@ from attngen.puzzles.folder import Folder
 from attngen.puzzles.puzzle import Array, Case
 from attngen.spec.dtypes import NUMPY_BFLOAT16
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
 _ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^()]*)\)')
 _PARAMETER = re.compile(r"(.+?)\s*(\w+)")
-ELEMENTS: dict[str, Any] = {"float": np.float32, "fp16": np.float16, "bf16": NUMPY_BFLOAT16, "int": np.int32}
-SCALARS: dict[str, Any] = {"int": ctypes.c_int, "float": ctypes.c_float}
+ELEMENTS: dict[str, DTypeLike] = {"float": np.float32, "fp16": np.float16, "bf16": NUMPY_BFLOAT16, "int": np.int32}
+SCALARS: dict[str, type[CTypesScalar]] = {"int": ctypes.c_int, "float": ctypes.c_float}
 ALIGNMENT = 256  # bytes, as cudaMalloc has it: counts of sectors do not depend on where numpy puts an array
 GARBAGE = 0xFD  # a byte; many of it are NaN in fp16 and fp32
 MOST_BLOCKS, STEPS = 64, 4096  # blocks and steps that are searched for the writer of an element
@@ -132,13 +135,13 @@ def _aligned(values: Array) -> Array:
     return copy
 
 
-def outputs_of(program: Program, case: Case) -> dict[str, Any]:
+def outputs_of(program: Program, case: Case) -> dict[str, DTypeLike]:
     """The element types of the arrays that a case writes: those of the kernel's parameters; by a tensor map, fp16."""
     types = {p.of: p.ctype.rstrip("*") for p in program.kernels[0].parameters if p.ctype.endswith("*")}
     return {name: ELEMENTS[types.get(name, "fp16")] for name in case.expected}
 
 
-def _garbage(shape: tuple[int, ...], dtype: Any) -> Array:
+def _garbage(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     made = _aligned(np.zeros(shape, dtype))
     made.reshape(-1).view(np.uint8)[...] = GARBAGE
     return made

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -112,7 +111,7 @@ class Verdict:
     def medal(self) -> Medal:
         return medal_of(self.counted) if self.is_right else ""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """For graders: docs/json.md lists the keys."""
         return {
             "puzzle": self.puzzle,
@@ -127,7 +126,7 @@ class Verdict:
         }
 
 
-def _gpu_json(ran: OnGpu) -> dict[str, Any]:
+def _gpu_json(ran: OnGpu) -> dict[str, object]:
     return {
         "name": ran.gpu,
         "case": ran.what,
@@ -137,7 +136,7 @@ def _gpu_json(ran: OnGpu) -> dict[str, Any]:
     }
 
 
-def _count_json(c: Counted) -> dict[str, Any]:
+def _count_json(c: Counted) -> dict[str, object]:
     return {
         "count": c.target.count,
         "what": c.target.words,
@@ -370,5 +369,5 @@ def _kernel_line(program: Program) -> int:
     return program.text[: program.text.index("__global__")].count("\n") + 1
 
 
-def _number(value: Any) -> str:
+def _number(value: np.generic) -> str:
     return f"{float(value):.6g}" if isinstance(value, np.floating) else str(int(value))
