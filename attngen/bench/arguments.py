@@ -96,5 +96,5 @@ def _pool(rows: torch.Tensor, table: torch.Tensor, page: int) -> torch.Tensor:
     return pool.transpose(1, 2)
 
 
-def _outputs(run: Runtime, tensors: list[torch.Tensor], ints: tuple[int, ...], floats: tuple[float, ...]) -> Tensors:
+def _outputs(run: Runtime[Compiled], tensors: list[torch.Tensor], ints: tuple[int, ...], floats: tuple[float, ...]) -> Tensors:
     return dict(zip(run.output_names, run(tensors, ints, floats), strict=True))

@@ -93,7 +93,7 @@ class CompiledAppend:
 
 
 @lru_cache(maxsize=256)
-def _runtime(append: Append, device: torch.device) -> Runtime:
+def _runtime(append: Append, device: torch.device) -> Runtime[CompiledAppend]:
     place = device_by_name(name_of(device))
     return Runtime(CompiledAppend(DeferredKernel(place, append_program(append, place.arch)), place))
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from attngen.api import CompiledAttention
 from attngen.device.arrays import ArgumentError, check_one_device
 from attngen.diagnostics import counted
 from attngen.language.prelude import prelude
@@ -99,7 +100,7 @@ def run_full(*arguments: *FullArguments) -> Saved:
     return results["out"], results.get("lse", lse), results.get("lse_rest", lse_rest)
 
 
-def as_read(found: Runtime, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def as_read(found: Runtime[CompiledAttention], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, with copies of those that the kernel cannot read in place. Pages are never copied."""
     q, k, v = (in_place(t) if name in found.copied else t for name, t in (("q", q), ("k", k), ("v", v)))
     return q, k, v

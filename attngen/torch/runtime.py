@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from threading import Lock
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from attngen.api import compile_later
+from attngen.api import CompiledAttention, compile_later
+from attngen.backward import CompiledBackward
 from attngen.device import params
 from attngen.device.arrays import ArgumentError, ArrayView, mark_written, view
 from attngen.device.binding import Bound
+from attngen.device.params import Number
+from attngen.device.protocol import Device
 from attngen.device.select import warn_emulated
+from attngen.emit.program import Program
 from attngen.language import load_source
 from attngen.source import SourceFile
 from attngen.spec.attention import AttentionSpec
@@ -23,7 +27,19 @@ from attngen.spec.gradient import GradientError
 from attngen.torch.prepared import Given, PreparedCall, Remembered, signature
 from attngen.torch.private import forward_ad
 
-Compiled = Any  # CompiledAttention or CompiledBackward: what has a program and binds calls of it
+
+class Compiled(Protocol):
+    """What has a program and binds calls of it, as CompiledAttention and CompiledBackward."""
+
+    @property
+    def device(self) -> Device: ...
+    @property
+    def source(self) -> Program: ...
+    def number_names(self, kind: Type) -> tuple[str, ...]: ...
+    def bind(self, arrays: Mapping[str, ArrayView], params: Mapping[str, Number]) -> Bound: ...
+
+
+C = TypeVar("C", bound=Compiled)
 SAME_NAMES: Mapping[str, str] = {}
 
 
@@ -55,11 +71,11 @@ def refuse_tangents(names: str | Sequence[str], tensors: Sequence[Tensor]) -> No
             )
 
 
-runtimes: dict[tuple[str, torch.device], Runtime] = {}
+runtimes: dict[tuple[str, torch.device], Runtime[CompiledAttention]] = {}
 _lock = Lock()
 
 
-def runtime(text: str, device: torch.device) -> Runtime:
+def runtime(text: str, device: torch.device) -> Runtime[CompiledAttention]:
     """The kernel of a spec's text on a device: planned on first use, and compiled by the first call that fits it."""
     found = runtimes.get((text, device))
     if found is None:
@@ -81,14 +97,16 @@ def name_of(device: torch.device) -> str:
 
 
 @cache
-def saving_runtime(text: str, device: torch.device) -> Runtime:
+def saving_runtime(text: str, device: torch.device) -> Runtime[CompiledAttention]:
     """The kernel that also returns what a backward reads."""
     usual = runtime(text, device)
     return Runtime(usual.compiled.saving(), usual.repeats)
 
 
 @cache
-def backward_runtime(text: str, device: torch.device, wanted: tuple[str, ...], deterministic: bool) -> Runtime:
+def backward_runtime(
+    text: str, device: torch.device, wanted: tuple[str, ...], deterministic: bool
+) -> Runtime[CompiledBackward]:
     """The kernels that compute the gradients `wanted`, by the names of the tensors. `deterministic`: the same bits in each run.
 
     Raises GradientError, PlanRefusal.
@@ -97,7 +115,7 @@ def backward_runtime(text: str, device: torch.device, wanted: tuple[str, ...], d
     return Runtime(usual.compiled.gradients(wanted, deterministic), usual.repeats)
 
 
-class Runtime:
+class Runtime(Generic[C]):
     """A compiled spec as a function of its program's inputs, its int and its float params, each in order.
 
     It returns the program's outputs, `output_names`. They are written to those of `outputs` that are not None, on the driver's
@@ -105,7 +123,7 @@ class Runtime:
     the same signature.
     """
 
-    def __init__(self, compiled: Compiled, repeats: bool | None = None) -> None:
+    def __init__(self, compiled: C, repeats: bool | None = None) -> None:
         self.compiled = compiled
         self.repeats = compiled.device.name.startswith("cuda") if repeats is None else repeats
         self._calls: Remembered[PreparedCall] | None = Remembered() if self.repeats else None
@@ -114,7 +132,7 @@ class Runtime:
         self._ints, self._floats = (compiled.number_names(kind) for kind in (Type.INT, Type.FLOAT))
 
     @cached_property
-    def copied(self) -> frozenset[str]:
+    def copied(self: Runtime[CompiledAttention]) -> frozenset[str]:
         """Those of q, k and v that may be copied for a kernel that cannot read them in place; pages may not."""
         names = ("q",) if self.compiled.spec.kernel.is_paged else ("q", "k", "v")
         aligned = {t.argument for t in self.compiled.source.of_role("input") if t.alignment}
@@ -187,5 +205,4 @@ class Runtime:
         arrays: dict[str, ArrayView] = {name: view(t, names.get(name, name)) for name, t in inputs}
         arrays |= {name: view(t, name) for name, t in zip(self.output_names, outputs, strict=False) if t is not None}
         numbers: Mapping[str, int | float] = dict(zip((*self._ints, *self._floats), (*ints, *floats), strict=True))
-        bound: Bound = self.compiled.bind(arrays, numbers)
-        return bound
+        return self.compiled.bind(arrays, numbers)
