@@ -199,6 +199,7 @@ class File(KernelMaker):
         key_rows = "PagedHeadRows" if kernel.is_paged else "PaddedHeadRows" if kernel.is_counted else "HeadRows"
         return {
             "packed": kernel.is_packed,
+            "rows_in": "sequences" if kernel.is_packed else "batches",
             "paged": kernel.is_paged,
             "keys_in": "pages" if kernel.is_paged else "rows",
             "counted": kernel.is_counted,
