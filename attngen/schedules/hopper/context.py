@@ -122,6 +122,7 @@ class Hopper(ByTma):
         key_vector_indices = {n for e in v.key_vectors for n in e.indices}
         return super().context() | {
             "places_rows": self.places_rows(),
+            "ranges_of": "consumer" if self.own.per_consumer_range else "block",
             "queries_in": "registers" if self.own.q_in_registers else "shared",
             "heaviest_rounded": self.own.row_sums == "weights, the heaviest rounded",
             "adaptive_threshold": self.own.adaptive_threshold,
