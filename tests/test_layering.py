@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "backward": SPEC | {"plan", "emit", "schedules", "device", "compiled"},
     "api": SPEC | {"language", "plan", "emit", "schedules", "device", "compiled", "backward", "shipped"},
     "sdpa": SPEC | {"language", "device", "api"},
-    "torch": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "api", "sdpa"},
+    "torch": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "backward", "api", "sdpa"},
     "transformers": {"spec", "plan", "device", "torch", "optional"},
     "diffusers": {"device", "torch", "optional"},
     "vllm": {"spec", "plan", "schedules", "torch", "optional"},
