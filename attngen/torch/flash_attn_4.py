@@ -46,14 +46,14 @@ def flash_attn_func(
 ) -> tuple[Tensor, Tensor | None]:
     """(O [batch, q_len, q_heads, size], lse [batch, q_heads, q_len] or None). `named` are keywords of
     `attngen.torch.flash_attn_func`. Raises ArgumentError."""
-    found = dense(
+    found: Any = dense(
         q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size, causal), softcap=softcap,
         deterministic=deterministic, qv=qv, gather_kv_indices=gather_kv_indices, learnable_sink=learnable_sink,
         num_splits=num_splits, pack_gqa=pack_gqa, score_mod=score_mod, score_mod_bwd=score_mod_bwd, mask_mod=mask_mod,
         aux_tensors=aux_tensors or None, aux_scalars=aux_scalars or None, block_sparse_tensors=block_sparse_tensors,
         block_sparse_tensors_bwd=block_sparse_tensors_bwd, return_lse=return_lse, **named,
     )  # fmt: skip
-    return (found[0], found[1]) if isinstance(found, tuple) else (found, None)
+    return found if return_lse else (found, None)
 
 
 def flash_attn_varlen_func(
@@ -98,7 +98,7 @@ def flash_attn_varlen_func(
     longest = q.shape[0] if max_seqlen_q is None else max_seqlen_q
     if max_seqlen_k is None:
         max_seqlen_k = k.shape[0] if page_table is None else page_table.shape[1] * k.shape[1]
-    found = packed(
+    found: Any = packed(
         q, k, v, cu_seqlens_q, cu_seqlens_k, longest, max_seqlen_k, softmax_scale=softmax_scale, causal=causal,
         window_size=_window(window_size, causal), softcap=softcap, deterministic=deterministic, qv=qv,
         min_seqlen_k=min_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, gather_kv_indices=gather_kv_indices,
@@ -108,7 +108,7 @@ def flash_attn_varlen_func(
         scheduler_metadata=scheduler_metadata, seqlen_k_per_split=seqlen_k_per_split,
         disable_scheduler_metadata=disable_scheduler_metadata, **named,
     )  # fmt: skip
-    return (found[0], found[1]) if isinstance(found, tuple) else (found, None)
+    return found if return_lse else (found, None)
 
 
 def _window(window_size: Window, causal: bool) -> Window:
