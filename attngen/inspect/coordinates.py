@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,7 @@ class Layout:
             indices.append(str(index) if indices or count == 1 else f"{index}:{index + count}")
         return f"[{', '.join(reversed(indices))}]"
 
-    def values(self, stored: bytes) -> list[Any]:
+    def values(self, stored: bytes) -> list[int | float]:
         """The numbers in the bytes `stored`."""
         if self.dtype in DTYPES:
             whole = np.frombuffer(stored, DTYPES[self.dtype].numpy)

@@ -21,7 +21,7 @@ from torch import Tensor
 from attngen.emit.abi import input_tensors
 from attngen.spec.expr import Gather, Name, walk
 from attngen.torch.backward import FIRST_INPUT, Backward, BackwardArguments, backward_operator
-from attngen.torch.operator import LIBRARY, Full, FullArguments, Pair, full_operator
+from attngen.torch.operator import LIBRARY, Floats, Full, FullArguments, Ints, Pair, Tensors, full_operator
 from attngen.torch.private import enter_vmap, leave_vmap, with_batch_dim, without_batch_dim
 from attngen.torch.runtime import input_names, parsed
 
@@ -150,10 +150,18 @@ def _backward_of_batched(*arguments: *BackwardArguments) -> list[Tensor]:
         enter_vmap()
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, spec: str, *others: Any) -> Pair:
-    defaults: tuple[Any, ...] = (None, None, None, None, False)
-    inputs, ints, floats, deterministic, copies = (*others, *defaults[len(others) :])
-    lists = (list(given or ()) for given in (inputs, ints, floats))
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: str,
+    inputs: Tensors = None,
+    ints: Ints = None,
+    floats: Floats = None,
+    deterministic: bool | None = None,
+    copies: bool = False,
+) -> Pair:
+    lists = ([*(inputs or ())], [*(ints or ())], [*(floats or ())])
     output, lse, _ = full_operator(q, k, v, spec, *lists, False, deterministic, copies)
     return output, lse
 
