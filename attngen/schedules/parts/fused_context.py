@@ -44,11 +44,14 @@ class Fused(File):
 
     def context(self) -> dict[str, object]:
         softmax = self.spec.normalize == "softmax"
+        keeps_maximum = softmax and not self.is_bounded()
+        maxima = "with_limits" if self.plan.schedule.is_warp_specialized else "by_tile"
         return super().context() | {
-            "keeps_maximum": softmax and not self.is_bounded(),
+            "keeps_maximum": keeps_maximum,
             "adds_weights": softmax,
-            "large_scores": self.large_scores,
-            "keeps_limits": self.plan.schedule.is_warp_specialized,
+            "maxima_are": maxima if keeps_maximum else "bounded",
+            "sizes_of_scores": "large" if self.large_scores else "moderate",
+            "terms_of_scores": "without_term" if self.variant.affine else "whole",
             "sums_of_o": "O_frag",
             "heaviest_rounded": False,
             "adaptive_threshold": False,
