@@ -282,6 +282,7 @@ class HopperBackward(ByTma):
             "dv_factor": "kept_factor(dropped_weights(in))" if kept else "1.0f",
             "offsets": self.lse_rest,
             "clears_special": clears_special(self.spec),
+            "special_elements": "cleared" if clears_special(self.spec) else "kept",
             "lse_shows_q": self.gradient.ds is FLOAT_ONE and self.spec.sink is None,
             "weight_form": "exp2(c S - lse2)" if self.spec.normalize == "softmax" else self.spec.normalize,
             "written_pairs": [
