@@ -3,6 +3,7 @@
     python benchmarks/context_parallel.py [--gpus N] [--lengths 32768,131072] [--rounds 5] [--write docs/performance_tables.md]
     python benchmarks/context_parallel.py --trial       two processes of the CPU, short rows: whether it runs
     python benchmarks/context_parallel.py --only balance [--write docs/performance_tables.md]      no GPU: tiles of each GPU
+    python benchmarks/context_parallel.py --only documents [--write docs/performance_tables.md]
 
 One process for each GPU has a part of every sequence, for causal attention the first part and the last one of twice as many, so
 that all have equal work. Keys travel around a ring (`alltoall`), or are gathered (`allgather`): torch's two plans. 32 query
@@ -15,7 +16,8 @@ gave the same bits.
 
 `--only balance` divides rows among 2, 4 and 8 GPUs by each load balancer, and counts the tiles of 128 rows by 128 keys that
 the mask does not leave empty: those of the GPU that has the most, beside the mean. Documents have lengths from 64 rows to a
-quarter of the sequence, uniform in their logarithm; the largest of 5 draws counts.
+quarter of the sequence, uniform in their logarithm; the largest of 5 draws counts. `--only documents` measures one draw of
+causal documents: `flex_attention` of a GPU's rows beside all keys, by attngen and by torch, without the exchange of keys.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cell import CUDNN, Row
+from document_rows import rates, rates_table
 from markers import write_between
 from row_balance import balance_table, balances
 from torch.distributed.tensor.experimental import _attention as parallel
@@ -212,27 +215,38 @@ def cases(lengths: list[int], on_gpu: bool) -> Iterator[Case]:
 def work(rank: int, options: argparse.Namespace, store: str) -> None:
     """One process."""
     on_gpu = not options.trial
-    if on_gpu:
-        torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank) if on_gpu else None
+    if device:
+        torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
-    dist.init_process_group("nccl" if on_gpu else "gloo", init_method=f"file://{store}", rank=rank, world_size=options.gpus)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", init_method=f"file://{store}", rank=rank, world_size=options.gpus, device_id=device
+    )
     mesh = dist.device_mesh.init_device_mesh("cuda" if on_gpu else "cpu", (options.gpus,))
-    rows = []
-    for case in cases(options.lengths, on_gpu):
-        rows.append(row(case, mesh, options.rounds))
+    rows: list[Any] = []
+    for found in found_rows(mesh, options, on_gpu):
+        rows.append(found)
         if rank == 0:
-            print(json.dumps(rows[-1]), flush=True)
+            print(json.dumps(found), flush=True)
     if rank == 0:
-        text = table(rows, options.gpus)
+        text = rates_table(rows) if options.only else table(rows, options.gpus)
         print(text)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1))
         if options.write:
             place = f"{options.gpus} times {where()}, {options.rounds} rounds"
-            write_between(options.write, "context_parallel", f"{place}\n\n{text}")
-    dist.barrier()
+            write_between(options.write, "context_parallel", f"{place}\n\n{text}", options.only)
+    dist.barrier(device_ids=[rank] if on_gpu else None)
     dist.destroy_process_group()
+
+
+def found_rows(mesh: Any, options: argparse.Namespace, on_gpu: bool) -> Iterator[Row]:
+    if options.only:
+        heads = (HEADS, KV_HEADS, SIZE) if on_gpu else (TRIAL_HEADS, TRIAL_HEADS, TRIAL_SIZE)
+        yield from rates(mesh, options.lengths, options.rounds, heads, on_gpu)
+    else:
+        yield from (row(case, mesh, options.rounds) for case in cases(options.lengths, on_gpu))
 
 
 def table(rows: list[Row], gpus: int) -> str:
@@ -274,9 +288,13 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--write", type=Path, help="a Markdown file whose table between the markers is replaced")
-    parser.add_argument("--only", choices=["balance"], help="no rates, but how even the GPUs' work is; needs no GPU")
+    parser.add_argument(
+        "--only",
+        choices=["balance", "documents"],
+        help="balance: no rates, but how even the GPUs' work is, without a GPU; documents: rates of packed documents",
+    )
     options = parser.parse_args()
-    if options.only:
+    if options.only == "balance":
         text = balance_table(list(balances(options.lengths or [32768, 131072, 524288])))
         print(text)
         if options.write:

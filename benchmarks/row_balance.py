@@ -57,8 +57,9 @@ BALANCERS: dict[str, Assign] = {
 
 def documents(length: int, draw: int) -> Array:
     """The number of the document of each row."""
-    uniform = np.random.default_rng(draw).uniform(np.log(SHORTEST), np.log(LONGEST * length), length // SHORTEST)
-    found: Array = np.searchsorted(np.exp(uniform).astype(int).cumsum(), np.arange(length), side="right").astype(np.int32)
+    limits = np.log([SHORTEST, max(LONGEST * length, SHORTEST)])
+    lengths = np.exp(np.random.default_rng(draw).uniform(*limits, length // SHORTEST + 1)).astype(int)
+    found: Array = np.searchsorted(lengths.cumsum(), np.arange(length), side="right").astype(np.int32)
     return found
 
 
