@@ -231,6 +231,21 @@ def alone(sizes: Sizes, length: int) -> tuple[float, float]:
     return float(loss.detach()), float(nn.utils.clip_grad_norm_(model.parameters(), LARGEST_NORM))
 
 
+def refusal(training: Training, attention: Attention) -> str:
+    """Why torch's plan cannot use an attention; "" if it can."""
+    sizes, processes = training.sizes, training.processes
+    heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads)
+    options = {"device": processes.device, "dtype": torch.bfloat16, "requires_grad": True}
+    tensors = [torch.randn(1, each, 256, sizes.head_dim, **options) for each in heads]
+    rows = torch.zeros(2 * processes.context.size(), device=processes.device)  # the plan divides something at least
+    try:
+        with attention(), context_parallel(processes.context, buffers=[rows], buffer_seq_dims=[0]):
+            functional.scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=True).sum().backward()
+    except RuntimeError as error:
+        return first_line(error)
+    return ""
+
+
 def measured(training: Training, rounds: int) -> list[dict[str, Any]]:
     """A row for each attention, which take turns."""
     sides: dict[str, Attention] = {
@@ -240,11 +255,11 @@ def measured(training: Training, rounds: int) -> list[dict[str, Any]]:
     }
     rows: dict[str, dict[str, Any]] = {}
     for name, attention in list(sides.items()):
-        try:
-            training.step(attention)  # compiles
-        except RuntimeError as error:  # whatever torch's plan does not have for this backend
-            rows[name] = {"attention": name, "refused": first_line(error)}
+        if reason := refusal(training, attention):
+            rows[name] = {"attention": name, "refused": reason}
             del sides[name]
+        else:
+            training.step(attention)  # compiles
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides)[:: 1 if number % 2 else -1]:
