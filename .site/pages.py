@@ -145,7 +145,7 @@ def _sentence(path: Path) -> str:
 
 def reference() -> str:
     names = [f"attngen.{name}" for name in sorted(attngen.__all__, key=str.lower)]
-    of_torch = ["attngen.torch.attention", "attngen.torch.Attention"]
+    of_torch = ["attngen.torch.attention", "attngen.torch.Attention", "attngen.torch.TileBalancer"]
     blocks = ["".join(f"::: {name}\n\n" for name in each) for each in (names, of_torch)]
     return REFERENCE + "\n" + "## attngen.torch\n\n".join(blocks)
 

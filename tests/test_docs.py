@@ -15,6 +15,7 @@ from tests import tiers
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHORT = ["python", "masks", "coming_from", "gradients", "several_gpus"]  # pages whose Python takes seconds
 BLOCKS = [
     pytest.param(block, id=f"{page.stem}-{i}")
     for page in PAGES
@@ -28,9 +29,7 @@ def test_specs_in_documents_are_right(block: str) -> None:
     assert load_text(block)
 
 
-@pytest.mark.parametrize(
-    "page", tiers.cases(["python", "masks", "coming_from", "gradients", "serving"], quick=lambda page: page != "serving")
-)
+@pytest.mark.parametrize("page", tiers.cases([*SHORT, "serving"], quick=SHORT))
 def test_python_in_documents_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page, one after another."""
     torch = pytest.importorskip("torch")
