@@ -22,8 +22,8 @@ from words import markdown
 from attngen.bench.peers import first_line
 from attngen.torch import TileBalancer, create_block_mask, flex_attention
 
-BURST = 100.0  # milliseconds of calls back to back, about
-OPERATIONS = {"forward": 4, "training": 14}  # for a pair and a column
+BURST = 100.0  # milliseconds that calls back to back take, about
+OPERATIONS = {"forward": 4, "training": 14}  # operations for a pair and a column
 TRIAL_BLOCK = 4
 Attend = Callable[..., torch.Tensor]
 Tensors = list[torch.Tensor]
@@ -45,7 +45,7 @@ def attention(way: str, attend: Attend, tensors: Tensors, mask: Any) -> Tensors:
 
 
 def own_milliseconds(call: Callable[[], object], count: int, on_gpu: bool) -> float:
-    """Of a call among `count` back to back, by this process."""
+    """The time of a call among `count` back to back, of this process alone."""
     if not on_gpu:
         call()
         return 1.0
@@ -71,6 +71,7 @@ def medians(calls: dict[str, Callable[[], object]], rounds: int, on_gpu: bool) -
 
 
 def of_all_processes(own: dict[str, float], on_gpu: bool) -> dict[str, list[float]]:
+    """The numbers of every process, by name."""
     given = torch.tensor(list(own.values()), device="cuda" if on_gpu else "cpu")
     found = [torch.empty_like(given) for _ in range(dist.get_world_size())]
     dist.all_gather(found, given)

@@ -48,8 +48,8 @@ from attngen.torch import activated
 
 ROPE_BASE = 500000.0
 LEARNING_RATE, LARGEST_NORM = 3e-4, 1.0
-ROWS_OF_LOGITS = 4096  # at once: those of all rows would not fit
-WAITING = timedelta(minutes=10)  # of a process for another, then it ends with an error: the first step compiles kernels
+ROWS_OF_LOGITS = 4096  # rows whose logits are computed together: those of all rows would not fit
+WAITING = timedelta(minutes=10)  # how long a process waits for another, which may compile the kernels of the first step
 FLASH = "torch flash"
 Attention = Callable[[], AbstractContextManager[object]]
 
@@ -142,7 +142,7 @@ class Processes:
 
     @classmethod
     def joined(cls, on_gpu: bool, context: int | None) -> Processes:
-        """By the variables that torchrun sets."""
+        """The processes that torchrun started, by the variables that it sets."""
         local = int(os.environ["LOCAL_RANK"])
         device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
         if on_gpu:
@@ -204,7 +204,7 @@ class Training:
         checkpoints.save(state, checkpoint_id=directory / f"step-{self.steps}")
 
     def resume(self, directory: Path) -> None:
-        """From the last checkpoint that is complete, if there is one; torch writes `.metadata` last."""
+        """Loads the last checkpoint that is complete, if there is one; torch writes `.metadata` last."""
         saved = [int(found.parent.name.removeprefix("step-")) for found in directory.glob("step-*/.metadata")]
         if not saved:
             return
