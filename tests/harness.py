@@ -34,10 +34,6 @@ from attngen.spec.gradient import QKV
 from tests.conftest import ROOT
 from tests.left_out import first_finding, removable, unnoticed
 
-SPECS = sorted(p.stem for p in (ROOT / "specs").glob("*.attn"))
-# Each spec in one of the types of 16 bits, which differ in their conversions alone; and in fp32, which has products of its own.
-IN_16_BITS = [(name, ("fp16", "bf16")[i % 2]) for i, name in enumerate(sorted(SPECS, key=lambda name: name == "dropout"))]
-IN_16_BITS_AND_FP32 = [*IN_16_BITS, *((name, "fp32") for name in SPECS)]
 FEW_HEADS = {"llama_gqa": (4, 1), "mistral_window": (4, 2), "gemma_softcap": (2, 1), "gpt_oss_sinks": (4, 2)}
 SMALL_PARAMS = {"mistral_window": {"size": 50}}  # a window shorter than the problems of tests
 SPILLED_BY_OTHERS = 20  # bytes of a thread at most, by a compiler that has made no table of registers (docs/kernels.md)
@@ -54,6 +50,18 @@ def shipped(name: str, dtype: str | None = None) -> AttentionSpec:
     """A shipped spec, with another storage type if one is given."""
     (spec,) = load_file(ROOT / "specs" / f"{name}.attn")
     return spec if dtype is None else replace(spec, dtype=DTYPES[dtype])
+
+
+def takes_any_type(spec: AttentionSpec) -> bool:
+    """Whether tests may choose the element type and head sizes: Q, K, V and O have one type, and V is no part of K."""
+    return len({*spec.dtypes.values()}) == 1 and spec.values is None
+
+
+SHIPPED = sorted(p.stem for p in (ROOT / "specs").glob("*.attn"))
+SPECS = [name for name in SHIPPED if takes_any_type(shipped(name))]
+# Each spec in one of the types of 16 bits, which differ in their conversions alone; and in fp32, which has products of its own.
+IN_16_BITS = [(name, ("fp16", "bf16")[i % 2]) for i, name in enumerate(sorted(SPECS, key=lambda name: name == "dropout"))]
+IN_16_BITS_AND_FP32 = [*IN_16_BITS, *((name, "fp32") for name in SPECS)]
 
 
 def small(name: str, dtype: str | None = None, narrow: bool = False) -> AttentionSpec:

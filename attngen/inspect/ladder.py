@@ -54,6 +54,8 @@ LADDER: tuple[tuple[str, ScheduleName, str], ...] = (
     ("retention", "fused", "sm_100a"),
     ("mistral_window", "decode", "sm_90a"),
     ("llama_gqa", "decode", "sm_90a"),
+    ("fp8_cache", "decode", "sm_90a"),
+    ("latent_decode", "decode", "sm_90a"),
 )
 PAGED = ("llama_gqa", "decode")  # with keys in pages
 
@@ -100,14 +102,6 @@ def planned_wide() -> tuple[AttentionSpec, Plan]:
     return spec, choose(spec, ARCHES["sm_90a"], "hopper")
 
 
-def planned_latent() -> tuple[AttentionSpec, Plan]:
-    """Absorbed latent attention as DeepSeek-V3 decodes it: decode has another kernel for it."""
-    spec = define(
-        name="latent", dtype="bf16", head_dim=576, values=(0, 512), heads=(128, 1), mask="causal_bottom_right", lse=True
-    )
-    return spec, choose(spec, ARCHES["sm_90a"], "decode")
-
-
 def program(
     spec_name: str, schedule: ScheduleName, arch: str, direction: Direction = "forward", comments: Comments = "brief"
 ) -> Program:
@@ -116,16 +110,16 @@ def program(
 
 def other_programs(comments: Comments = "brief") -> list[Program]:
     """Of specs that are not shipped: kernels that rotate rows, before and after those of a schedule, and of new rows that go to
-    pages; hopper's of wide heads, and decode's of latent attention."""
+    pages; and hopper's of wide heads."""
     append = Append(BF16, 128, 128, True, 128, False, "end", FP32)
-    specs = (*planned_rotary(), planned_wide(), planned_latent())
+    specs = (*planned_rotary(), planned_wide())
     return [*(emit(*one, comments) for one in specs), append_program(append, "sm_80", comments)]
 
 
 def kernels() -> list[tuple[AttentionSpec, Plan]]:
     """The spec and plan of every file of `generated/` that is a kernel of a spec."""
     backwards = [planned(*entry, "backward") for entry in BACKWARD]
-    return [*(planned(*entry) for entry in LADDER), *backwards, *planned_rotary(), planned_wide(), planned_latent()]
+    return [*(planned(*entry) for entry in LADDER), *backwards, *planned_rotary(), planned_wide()]
 
 
 def ladder() -> dict[str, Program]:

@@ -22,7 +22,7 @@ from attngen.schedules import choose
 from attngen.schedules.fused_mma.needs import blocks_of_an_sm, shared_bytes
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.operator import ZERO
-from tests.harness import SPECS, shipped
+from tests.harness import SHIPPED, shipped
 from tests.hopper import HOPPER_SCHEDULES
 
 ODD = """
@@ -111,7 +111,7 @@ def texts() -> tuple[tuple[AttentionSpec, Plan, str], ...]:
 
 
 def _texts() -> Iterator[tuple[AttentionSpec, Plan, str]]:
-    specs = [*(shipped(name) for name in SPECS), *(shipped(name, "fp32") for name in ("gpt2", "packed_documents", "alibi"))]
+    specs = [*(shipped(name) for name in SHIPPED), *(shipped(name, "fp32") for name in ("gpt2", "packed_documents", "alibi"))]
     for spec in (*specs, *load_text(ODD)):
         for schedule, arch in PLACES:
             asked = spec if schedule not in ("naive", "tiled") else replace(spec, kernel=type(spec.kernel)())

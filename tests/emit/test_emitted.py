@@ -29,7 +29,7 @@ from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose
 from tests import tiers
 from tests.conftest import ROOT
-from tests.harness import SPECS, emitted, run, shipped, spills
+from tests.harness import SHIPPED, emitted, run, shipped, spills
 from tests.hopper import HOPPER_SCHEDULES
 
 GENERATED = sorted((ROOT / "generated").glob("*.json"))
@@ -97,7 +97,7 @@ COMPILED = [("naive", OLDEST_AND_NEWEST[:1]), ("tiled", OLDEST_AND_NEWEST[1:]), 
 
 
 @pytest.mark.parametrize(("schedule", "arches"), tiers.cases(COMPILED, quick=COMPILED[-1:]))
-@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["packed_documents"], one_of=3))
+@pytest.mark.parametrize("name", tiers.cases(SHIPPED, quick=["packed_documents"], one_of=3))
 def test_every_spec_compiles_for_the_oldest_and_the_newest_architecture(
     name: str, schedule: str, arches: tuple[str, ...]
 ) -> None:
@@ -146,7 +146,7 @@ def unused(text: str) -> list[str]:
 @pytest.mark.parametrize("schedule", ["naive", "tiled", "fused", "wgmma", "hopper", "decode"])
 def test_what_is_not_used_is_not_there(schedule: str) -> None:
     """Every function is called, every type and constant is named, forwards and backwards."""
-    for name in SPECS:
+    for name in SHIPPED:
         for direction in ("forward", "backward"):
             try:
                 plan = choose(shipped(name), ARCHES["sm_90a"], schedule, direction=direction)
@@ -221,7 +221,7 @@ def test_primitives_stand_before_those_that_name_them() -> None:
 
 
 def test_a_manifest_round_trips() -> None:
-    for name in SPECS:
+    for name in SHIPPED:
         source = emitted(shipped(name), "fused")
         manifest = to_manifest(source)
         assert from_manifest(manifest, source.text) == source

@@ -24,12 +24,12 @@ from attngen.spec.expr import Const, Name
 from tests.conftest import ROOT
 from tests.device.test_consumers_tiles import CASES
 from tests.device.test_key_vectors import DESCRIBED, described
+from tests.harness import SPECS
 from tests.hopper import HOPPER_SCHEDULES
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
-SPECS = sorted(p.stem for p in (ROOT / "specs").glob("*.attn"))
 LENGTHS = (1, 7, 128, 1000, 4096)
 
 

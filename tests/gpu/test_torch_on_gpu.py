@@ -23,6 +23,7 @@ from attngen.schedules import plans_for, schedules_for  # noqa: E402
 from attngen.spec.attention import KernelRequest  # noqa: E402
 from attngen.torch import Attention, attention, operator, runtime  # noqa: E402
 from attngen.torch.description import fixed_text  # noqa: E402
+from tests.harness import SHIPPED, shipped  # noqa: E402
 from tests.torch.gpt import pair  # noqa: E402
 
 LENGTHS = (16, 33, 64, 100, 128, 250, 333, 512, 777, 1024)
@@ -340,20 +341,21 @@ def test_cupy_arrays() -> None:
     assert error(torch.as_tensor(found, device="cuda"), expected) < 4e-3
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "specs").glob("*.attn")))
+@pytest.mark.parametrize("name", SHIPPED)
 def test_small_shapes_for_the_sanitizer(name: str) -> None:
     """Every schedule of every spec at small odd shapes: run it under compute-sanitizer."""
     from attngen.reference.problems import Shape, sample
     from attngen.reference.torch_oracle import to_torch, torch_attention
 
-    spec = attngen.load(ROOT / "specs" / f"{name}.attn")
+    spec = shipped(name)
     for q_len, kv_len in ((1, 1), (7, 70), (70, 70)):
-        problem = sample(spec, Shape(batch=2, q_heads=spec.q_heads or 2, kv_heads=1, q_len=q_len, kv_len=kv_len), 0)
+        problem = sample(spec, Shape(2, spec.q_heads or 2, spec.kv_heads or 1, q_len, kv_len), 0)
         tensors = [to_torch(t, "cuda") for t in (problem.q, problem.k, problem.v)]
         inputs = {n: to_torch(t, "cuda") for n, t in problem.inputs.items()}
+        given = tensors if spec.values is None else tensors[:2]
         exact, _ = torch_attention(spec, *tensors, inputs=inputs)
         for schedule in schedules_for(spec, ARCHES["sm_90a"]):
-            result = attngen.compile(spec, kernel=schedule, device="cuda")(*tensors, **inputs)
+            result = attngen.compile(spec, kernel=schedule, device="cuda")(*given, **inputs)
             output = result[0] if spec.lse else result
             assert error(output, exact) <= 0.05 * (1 + float(exact.abs().max())), (schedule, q_len, kv_len)
 

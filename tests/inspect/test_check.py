@@ -30,7 +30,7 @@ from attngen.reference.stored import apart
 from attngen.schedules import choose, default_arch, schedules_for
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
-from tests.harness import SPECS, shipped
+from tests.harness import SHIPPED, shipped
 from tests.harness import cli as invoke
 from tests.tiers import cases
 
@@ -59,7 +59,7 @@ def described(mask: str = "true", score: str = "s", declared: str = "") -> Atten
 
 # --- what is exercised
 
-EVERY = [(name, schedule) for name in SPECS for schedule in schedules_for(shipped(name), ARCHES["sm_90a"])]
+EVERY = [(name, schedule) for name in SHIPPED for schedule in schedules_for(shipped(name), ARCHES["sm_90a"])]
 
 
 @pytest.mark.parametrize(("name", "schedule"), cases(EVERY, quick=lambda name, schedule: schedule == "fused"))

@@ -33,7 +33,7 @@ from attngen.schedules import choose
 from attngen.spec.dtypes import from_storage
 from attngen.spec.gradient import QKV
 from tests import tiers
-from tests.harness import SPECS, cli, gradients, shipped
+from tests.harness import SHIPPED, cli, gradients, shipped
 
 
 def explained(*arguments: str) -> str:
@@ -297,7 +297,7 @@ def test_decode_reads_keys_once_for_the_heads_that_share_them() -> None:
     assert decode.read < fused.read
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_pairs_are_counted_by_tiles_as_one_by_one(name: str) -> None:
     spec = shipped(name)
     problem = without_values(spec, Shape(batch=1, q_len=200, kv_len=333))

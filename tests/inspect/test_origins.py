@@ -26,7 +26,7 @@ from attngen.source import SourceFile
 from attngen.spec.dropout import RNG_STATE
 from tests import tiers
 from tests.conftest import ROOT
-from tests.harness import SPECS, cli, emitted, shipped
+from tests.harness import SHIPPED, cli, emitted, shipped
 
 LADDER = ladder()
 SCHEDULE = re.compile(r"_((?:naive|tiled|fused|wgmma|hopper|decode)\w*)\.cu$")
@@ -135,7 +135,7 @@ def test_what_the_compiler_did_not_place_has_no_line() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "arch"), EVERYWHERE)
-@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["alibi", "gpt_oss_sinks", "packed_documents", "t5_relative_bias"]))
+@pytest.mark.parametrize("name", tiers.cases(SHIPPED, quick=["alibi", "gpt_oss_sinks", "packed_documents", "t5_relative_bias"]))
 def test_every_line_of_a_users_expression_has_its_statement(name: str, schedule: str, arch: str) -> None:
     (loaded,) = load_path(ROOT / "specs" / f"{name}.attn")
     spec = loaded.spec
@@ -195,7 +195,7 @@ attention a {
 @pytest.mark.parametrize(("schedule", "arch"), EVERYWHERE)
 def test_loop_nests_are_those_of_the_files(schedule: str, arch: str) -> None:
     """Every loop's line is there, below that of its kernel, and its fixed ranges are the file's own constants."""
-    for name in SPECS:
+    for name in SHIPPED:
         try:
             plan = choose(shipped(name), ARCHES[arch], schedule)
         except DiagnosticError:
@@ -214,7 +214,7 @@ def test_loop_nests_are_those_of_the_files(schedule: str, arch: str) -> None:
 @pytest.mark.parametrize(("schedule", "arch"), EVERYWHERE)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_loop_nests_of_backwards_are_those_of_the_files(schedule: str, arch: str, deterministic: bool) -> None:
-    for name, wanted in product(SPECS, (("q", "k", "v"), ("q",), ("k", "v"))):
+    for name, wanted in product(SHIPPED, (("q", "k", "v"), ("q",), ("k", "v"))):
         spec = shipped(name)
         try:
             plan = choose(spec, ARCHES[arch], schedule, wanted=wanted, deterministic=deterministic)

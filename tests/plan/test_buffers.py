@@ -15,7 +15,7 @@ from attngen.schedules.hopper import plan as hopper
 from attngen.schedules.parts.wgmma import SLAB, why_not
 from attngen.spec.attention import KernelRequest
 from tests import tiers
-from tests.harness import SPECS, shipped
+from tests.harness import SHIPPED, shipped
 from tests.hopper import HOPPER_SCHEDULES
 
 SIZES = (8, 64, 72, 128, 136, 192, 200, 256)
@@ -27,7 +27,7 @@ def check(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["fused", *HOPPER_SCHEDULES])
-@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["gpt2", "packed_documents", "unequal_heads"]))
+@pytest.mark.parametrize("name", tiers.cases(SHIPPED, quick=["gpt2", "packed_documents", "unequal_heads"]))
 def test_of_shipped_specs(name: str, schedule: str) -> None:
     planned_for = 0
     for arch in ARCHES.values():

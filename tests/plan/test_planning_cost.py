@@ -16,7 +16,7 @@ from attngen.api import compile
 from attngen.device.arrays import view
 from attngen.plan import ARCHES, Problem, mask_bounds
 from attngen.schedules import choose, plans_for
-from tests.harness import SPECS, shipped
+from tests.harness import SHIPPED, shipped
 
 HOPPER = ARCHES["sm_90a"]
 ALIBI = shipped("alibi")
@@ -49,7 +49,7 @@ def calls(function: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_a_new_length_costs_little_and_a_seen_one_less(name: str, monkeypatch) -> None:
     spec = replace(shipped(name), name="not_seen_before")
     classified = []

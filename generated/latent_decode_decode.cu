@@ -1,19 +1,19 @@
-// latent, decode
-// ==============
+// latent_decode, decode
+// =====================
 //
-//     attention latent {
+//     attention latent_decode {
 //         dtype     bf16
 //         head_dim  576
 //         values    k[0:512]
 //         heads     128 over 1
-//         scale     0.041666666666666664
+//         scale     0.07216878364870323
 //         mask      q + kv_len - q_len >= k
 //         output    lse
 //     }
 //
 // For batch b, query head h and query row q, with the key/value head h / group_size:
 //
-//     s    = 0.041666666666666664 * sum over d of Q[q, d] * K[k, d]
+//     s    = 0.07216878364870323 * sum over d of Q[q, d] * K[k, d]
 //     V    = K[:, 0:512]
 //     S[k] = s where q + kv_len - q_len >= k, else -inf
 //     P[k] = exp(S[k]) / (sum over k of exp(S[k]))
@@ -79,7 +79,7 @@ constexpr int HEAD_DIM = 576;
 constexpr int HEAD_DIM_V = 512;
 constexpr int q_heads = 128;
 constexpr int kv_heads = 1;
-constexpr float softmax_scale = 0.041666666666666664f;
+constexpr float softmax_scale = 0.07216878364870323f;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(softmax_scale x) = 2^(EXPONENT_SCALE x)
 constexpr int BLOCK_Q = 64;  // rows of a block, of the query heads that share keys
@@ -954,7 +954,7 @@ struct Block {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-latent_split(
+latent_decode_split(
     const __grid_constant__ TensorMap k_map,
     const bf16* __restrict__ Q,  // [batch, 128, q_len, 576]
     bf16* O,  // [batch, 128, q_len, 512]
@@ -1098,7 +1098,7 @@ latent_split(
 // A block computes a row: thread i has columns 4 * (i % QUADS) to + 3 of every GROUPS-th split.
 
 extern "C" __global__ void __launch_bounds__(JOINING)
-latent_join(
+latent_decode_join(
     const float* __restrict__ split_O,  // [batch, 128, q_len, splits, 512]
     const float* __restrict__ split_max,  // [batch, 128, q_len, splits]
     const float* __restrict__ split_sum,  // [batch, 128, q_len, splits]
