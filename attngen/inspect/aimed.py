@@ -93,7 +93,7 @@ def _lengths(plan: Plan, tile: tuple[int, int]) -> Iterator[tuple[int, int]]:
     yield from ((FEW, keys), (rows, keys), (rows + 1, keys + 1), (FEW, 2 * keys + 1), (rows + 1, 2 * keys + 1))
     yield from ((2 * rows + 1, FEW), (rows + keys + FEW, keys + 2), (2 * rows, keys + 1), (rows, 4 * keys), (4 * rows, keys))
     if visits_keys(plan):
-        filled = fills_of(plan) * plan.stages * keys * (plan.warps if plan.schedule.packs_heads else 1) + 1
+        filled = fills_of(plan) * plan.stages * keys * plan.own.key_warps + 1
         yield from ((FEW, filled), (rows, filled), (filled, filled))
     if visits_rows(plan):
         filled = fills_of(plan) * plan.stages * rows + 1

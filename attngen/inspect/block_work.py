@@ -219,8 +219,8 @@ class Case:
         return 1 if rule is None else int(rule({**self.sizes, "multiprocessors": self.processors}))
 
     def tiles_of_warps(self, block: Block) -> Array:
-        """How many tiles each warp of each split of a block of `decode` visits: [splits, warps]."""
-        splits, warps = self.splits, self.plan.warps
+        """How many tiles the warps with tiles of their own visit, of each split of a block of `decode`: [splits, warps]."""
+        splits, warps = self.splits, self.plan.own.key_warps
         found = np.zeros(splits * warps, int)
         if block.visited:
             for tile in block.visited:
@@ -275,8 +275,10 @@ def seconds(case: Case) -> float:
     sizes, area = case.sizes, case.tile[0] * case.tile[1]
     if case.is_empty:
         return 0.0
-    pairs = sizes["q_len"] * sizes["kv_len"]
+    pairs, heads = sizes["q_len"] * sizes["kv_len"], sizes["q_heads"]
     if case.plan.schedule.is_tiled and not case.is_large:
         pairs = int((case.kinds(0, 0) != EMPTY).sum()) * area
+        if case.plan.schedule.packs_heads:  # a block has rows of all heads of a group, or of a part of them
+            heads = sizes["kv_heads"] * -(-case.group_size // case.tile[0])
     columns = case.spec.head_dim + case.spec.head_dim_v
-    return sizes["batch"] * sizes["q_heads"] * pairs * columns * case.plan.schedule.emulated_ns * 1e-9
+    return sizes["batch"] * heads * pairs * columns * case.plan.schedule.emulated_ns * 1e-9

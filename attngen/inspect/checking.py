@@ -16,7 +16,7 @@ from attngen.backward import CompiledBackward
 from attngen.device.emulated.findings import EmulationError
 from attngen.device.protocol import Device
 from attngen.inspect.block_work import MULTIPROCESSORS
-from attngen.inspect.few_heads import is_same_code, text_for, with_few_heads
+from attngen.inspect.few_heads import few_heads_of, text_for
 from attngen.inspect.known import Problems
 from attngen.inspect.other_process import OtherProcess, can_fork
 from attngen.inspect.prepare import check_call, compile_text, plan_for
@@ -125,13 +125,13 @@ def check_exercised(
     `progress` receives what is done next, in words. If this process `may_fork`, a copy of it runs every other kernel of the
     emulated device.
     """
-    few = with_few_heads(spec)
-    problems, of_few = Problems(spec), Problems(few)
+    problems, of_few = Problems(spec), dict[int | None, Problems]()
     jobs = []
     for kernel in (Kernel(*one) for one in kernels):
         job = _Job(kernel, spec, plan_for(spec, *kernel), text, problems)
-        if few != spec and (of_job := job.with_heads(few, of_few)) is not None:
-            job = replace(of_job, instead=None if text is None else job)
+        if (few := job.with_few_heads()) is not None:  # schedules share the problems of one number of heads
+            few = replace(few, problems=of_few.setdefault(few.spec.q_heads, few.problems))
+            job = replace(few, instead=None if text is None else job)
         jobs.append(job)
     is_emulated = all(not job.kernel.device.name.startswith("cuda") for job in jobs)
     other: Other | None = None
@@ -165,13 +165,13 @@ class _Job:
     chosen: Chosen = NOTHING_CHOSEN
     instead: _Job | None = None
 
-    def with_heads(self, few: AttentionSpec, problems: Problems) -> _Job | None:
+    def with_few_heads(self) -> _Job | None:
         """The same kernel for a spec with few heads; None if more than the numbers of heads would change."""
-        plan = plan_for(few, *self.kernel)
-        text = None if self.text is None else text_for(self.text, self.spec, few)
-        if (self.text is not None and text is None) or not is_same_code(self.spec, self.plan, few, plan):
+        found = few_heads_of(self.spec, self.plan, lambda few: plan_for(few, *self.kernel))
+        if found is None:
             return None
-        return _Job(self.kernel, few, plan, text, problems)
+        text = None if self.text is None else text_for(self.text, self.spec, found[0])
+        return None if self.text is not None and text is None else _Job(self.kernel, *found, text, Problems(found[0]))
 
     def with_all_heads(self, trials: Sequence[Trial]) -> _Job:
         """The job `instead` on these problems of this one, with as many multiprocessors for each head: what happens to a block

@@ -23,6 +23,7 @@ class Own:
     kernels: tuple[str, ...] = ()  # a backward's, in launch order: those that the wanted gradients need
     delta: Delta = ""  # what a backward computes delta from, if it has a choice
     parts: GroupParts | None = None  # parts of a group of query heads, each with its own work tiles; None: there are no groups
+    key_warps: int = 1  # warps, or warpgroups, of a block with tiles of keys of their own; 1: all visit the same
     splits: Splits | None = None  # how many blocks the keys of a tile of rows are split over; None: they are not
     q_in_registers: bool | None = None  # the fragments of Q stay in registers, or in shared memory; None: there is no choice
     held: int = 0  # rows that a block holds; 0: those of a tile

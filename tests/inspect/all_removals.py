@@ -29,7 +29,7 @@ from attngen.device.emulated.build import runtime_digest
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
 from attngen.inspect.checking import Kernel
-from attngen.inspect.few_heads import is_same_code, text_for, with_few_heads
+from attngen.inspect.few_heads import few_heads_of, text_for
 from attngen.inspect.known import Known
 from attngen.inspect.ladder import kernels
 from attngen.inspect.prepare import compile_text, plan_for
@@ -78,11 +78,9 @@ class Harness:
         self.file, self.emitted = file, Emitted(file.program.text)
         self.removals = self.emitted.removals
         self.spec, self.plan, self.text = file.spec, file.plan, CHOSEN + self.emitted.removable()
-        few = with_few_heads(file.spec)
-        if few != file.spec:
-            plan, text = plan_for(few, *file.kernel), text_for(self.text, file.spec, few)
-            if text is not None and is_same_code(file.spec, file.plan, few, plan):
-                self.spec, self.plan, self.text = few, plan, text
+        few = few_heads_of(file.spec, file.plan, lambda spec: plan_for(spec, *file.kernel))
+        if few is not None and (text := text_for(self.text, file.spec, few[0])) is not None:
+            self.spec, self.plan, self.text = *few, text
         self.trials = choose_trials(self.spec, self.plan, Fixed()).trials
         self._known: dict[int, Known] = {}
         self.results = Results(self.text, file.name)

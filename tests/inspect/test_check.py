@@ -15,12 +15,13 @@ import pytest
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.protocol import CompilationError
 from attngen.inspect import trials
+from attngen.inspect.block_work import Case, seconds
 from attngen.inspect.checking import Kernel, check_exercised
-from attngen.inspect.few_heads import with_few_heads
+from attngen.inspect.few_heads import few_heads_of
 from attngen.inspect.trial import Fixed, Trial
 from attngen.inspect.trials import Chosen, choose_trials
 from attngen.language import load_text
-from attngen.plan import ARCHES
+from attngen.plan import ARCHES, Plan
 from attngen.reference.alternatives import alternatives
 from attngen.reference.compare import Truth, compare, truth
 from attngen.reference.coverage import Exercise
@@ -47,9 +48,11 @@ def sentence(spec: AttentionSpec, part: str) -> str:
 
 
 def chosen(spec: AttentionSpec, schedule: str = "fused", fixed: Fixed = FREE) -> Chosen:
-    arch = ARCHES[default_arch(schedule)]
-    spec = with_few_heads(spec)
-    return choose_trials(spec, choose(spec, arch, schedule), fixed)
+    def plan_for(spec: AttentionSpec) -> Plan:
+        return choose(spec, ARCHES[default_arch(schedule)], schedule)
+
+    plan = plan_for(spec)
+    return choose_trials(*(few_heads_of(spec, plan, plan_for) or (spec, plan)), fixed)
 
 
 def described(mask: str = "true", score: str = "s", declared: str = "") -> AttentionSpec:
@@ -65,6 +68,30 @@ EVERY = [(name, schedule) for name in SHIPPED for schedule in schedules_for(ship
 @pytest.mark.parametrize(("name", "schedule"), cases(EVERY, quick=lambda name, schedule: schedule == "fused"))
 def test_problems_exercise_all_of_a_shipped_spec(name: str, schedule: str) -> None:
     assert chosen(shipped(name), schedule).missed == ()
+
+
+@pytest.mark.parametrize(("arch", "heads"), [("sm_80", 2), ("sm_90a", 64)])
+def test_many_heads_of_a_key_head_are_checked_as_few(arch: str, heads: int) -> None:
+    """The tile follows from the heads that share keys: of fewer, it is stated, where the schedule takes fewer at all."""
+    spec = shipped("latent_decode")
+    plan = choose(spec, ARCHES[arch], "decode")
+    found = few_heads_of(spec, plan, lambda few: choose(few, ARCHES[arch], "decode"))
+    assert found is not None
+    few, of_few = found
+    assert (few.q_heads, few.kv_heads) == (heads, 1)
+    assert (of_few.schedule, of_few.tile) == (plan.schedule, plan.tile)
+
+
+def test_packed_heads_take_the_time_of_their_blocks() -> None:
+    """A row of 64 heads that share keys is a block, as 64 rows of one head are; one more row of each is another block."""
+    plan = choose(replace(shipped("latent_decode"), q_heads=None, kv_heads=None), ARCHES["sm_80"], "decode")
+    spec, rows = plan.facts.spec, plan.block_q
+
+    def estimated(heads: int, q_len: int) -> float:
+        trial = Trial(Shape(1, heads, 1, q_len, 40), {})
+        return seconds(Case(spec, plan, trial, trial.problem(spec)))
+
+    assert estimated(1, rows) == estimated(rows, 1) == estimated(2 * rows, 2) / 4
 
 
 def test_a_window_longer_than_the_lengths_gets_a_smaller_param() -> None:

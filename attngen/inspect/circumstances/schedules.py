@@ -210,7 +210,7 @@ SPLITS = (
         lambda case: case.splits > 1 and any(_has_idle(case.tiles_of_warps(b).sum(1)) for b in case.row_blocks),
         "each split has keys", by_values=True),
     Circumstance("warp_without_keys", "a warp without keys in a split that has some",
-        (splits_keys, lambda plan: plan.warps > 1),
+        (splits_keys, lambda plan: plan.own.key_warps > 1),
         lambda case: any(any(map(_has_idle, case.tiles_of_warps(b))) for b in case.row_blocks), by_values=True),
     Circumstance("one_part", "a group of query heads that one block adds up", (divides_groups,),
         lambda case: case.group_size > 1 and case.parts == 1),
@@ -231,14 +231,14 @@ def _has_distant_keys(case: Case, splits: int) -> bool:
         return False
     has_keys = case.of_tiles(case.allowed(0, 0), False)
     last = len(has_keys) - 1 - has_keys[::-1].argmax(0)
-    return bool((has_keys.any(0) & (last - has_keys.argmax(0) >= splits * case.plan.tile.warps)).any())
+    return bool((has_keys.any(0) & (last - has_keys.argmax(0) >= splits * case.plan.own.key_warps)).any())
 
 
 def _joined_rows(case: Case) -> Array:
     """Which rows of the first head have keys in several splits."""
     if case.splits == 1:
         return np.empty(0, bool)
-    has_keys, warps = case.of_tiles(case.allowed(0, 0), False), case.plan.tile.warps
+    has_keys, warps = case.of_tiles(case.allowed(0, 0), False), case.plan.own.key_warps
     # The warps of a split have neighbouring tiles: these distances lead to another split, wherever the first tile is
     found: Array = np.any([(has_keys[:-n] & has_keys[n:]).any(0) for n in range(warps, warps * (case.splits - 1) + 1)], axis=0)
     return found

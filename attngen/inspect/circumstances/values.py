@@ -41,8 +41,7 @@ OF_A_WARPGROUP = 64  # rows
 
 def _visited_maxima(case: Case) -> Array:
     """The largest scores of the rows of the first head in the tiles that one warp visits: [tiles, rows]."""
-    step = case.splits * case.plan.tile.warps if case.plan.schedule.packs_heads else 1
-    return case.of_tiles(case.first_scores, -np.inf)[::step]
+    return case.of_tiles(case.first_scores, -np.inf)[:: case.splits * case.plan.own.key_warps]
 
 
 def _rise(maxima: Array) -> bool:

@@ -219,6 +219,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         v_in_k=shares.values_in_keys(spec, copies, tile),
         v_width=width(spec, tile),
         in_units=scales_keys(spec) and (spec.dtype is FP16 or mma.is_quantized(spec)),
+        key_warps=tile.warps if shares.warps_have(spec) == "keys" else 1,
         splits=splits_of(spec, tile),
         copies=copies,
         q_in_registers=holds,

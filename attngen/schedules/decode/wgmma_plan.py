@@ -104,7 +104,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     spec = facts.spec
     tile = pick_tile(spec, arch, (TILE,), (TILE,), lambda t: cost(facts, t))
     splits = Splits(tile.block_q, INVARIANT_KEYS, 0) if spec.kernel.batch_invariant else Splits(tile.block_q, ROUND, 1)
-    own = DecodeWgmmaPlan(copies="tma", splits=splits, early=arch.has(Feature.GRID_DEPENDENCY))
+    own = DecodeWgmmaPlan(copies="tma", key_warps=CONSUMERS, splits=splits, early=arch.has(Feature.GRID_DEPENDENCY))
     staged = Staged(terms=facts.row_terms)
     decisions = (
         Decision("schedule", "decode", f"{spec.dtype.name} on tensor cores by wgmma, which {arch.name} has, {WHY}"),
