@@ -186,7 +186,7 @@ class Schedule:
             yield "head_dim", f"it is for heads of more than {self.heads_above} elements"
         yield from self.types(spec)
         if spec.rotary is not None and spec.k_dtype is not None:
-            yield "rotary", "its rotated keys are numbers of the type that Q has"
+            yield "rotary", "keys of 8 bits are those of a cache, which were rotated when they were appended"
         elif spec.kernel.is_paged and spec.dtypes["k"] is not spec.dtypes["v"]:
             yield "dtype", "its keys and values in pages have one element type"
 

@@ -49,7 +49,10 @@ def plan_of(facts: SpecFacts, arch: Arch) -> Plan:
 NO_OTHER = {  # what to do about a statement that suits no schedule
     "head_dim": "no schedule has such heads: use a smaller head size",
     "dtype": "no schedule has them: state one type for K and V",
-    "rotary": "no schedule does: rotate K before it is converted, and leave out `rotary`",
+    "rotary": (
+        "leave out `rotary` and give rotated queries; attngen.torch.Attention.decode takes the spec as it is, rotates queries "
+        "and new keys, and appends these in 8 bits"
+    ),
 }
 NO_GRADIENTS = NO_OTHER | {  # and its gradients
     "dtype": "no schedule has gradients of tensors of several element types: state one for all",

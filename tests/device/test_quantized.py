@@ -309,6 +309,7 @@ def test_there_are_no_gradients(settings: dict[str, Any], statement: str) -> Non
         ({"dtype": KV8 | {"o": "fp32"}}, "Q and O of one of 16"),
         ({"dtype": ALL_OF_8_BITS}, "Q and O of one of 16"),
         ({"dtype": KV8, "head_dim": 72}, "multiples of 16 elements"),
+        ({"dtype": KV8, "head_dim": 512}, "at most 256 elements: warps that share wider ones read 16 bits"),
         ({"dtype": KV8, "normalize": "none"}, "scores may be larger"),
         ({"dtype": "bf16", "head_dim": 320, "v_scale": "1.0 + k"}, "have one scale of V for all keys"),
     ],
@@ -343,7 +344,9 @@ def test_decode_needs_an_instruction_for_e4m3() -> None:
 
 def test_what_they_do_not_go_with_is_refused() -> None:
     tables = {"inputs": dict.fromkeys(("c1", "s1"), ("fp32", ("rows", 16))), "rotary": "32 halves by c1, s1"}
-    with pytest.raises(PlanRefusal, match=r"(?s)`rotary`.*rotated keys are numbers of the type that Q has"):
+    with pytest.raises(
+        PlanRefusal, match=r"(?s)`rotary`.*keys of 8 bits are those of a cache.*Attention\.decode takes the spec as it is"
+    ):
         choose(attngen.define(dtype=KV8, **tables), ARCHES["sm_80"], "naive")
     apart = {"q": "bf16", "k": "fp8_e4m3", "v": "bf16"}
     with pytest.raises(PlanRefusal, match=r"(?s)`dtype`.*in pages have one element type"):

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import attngen  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
-from attngen.torch import Attention, append, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
+from attngen.torch import Attention, append, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, rotary_tables  # noqa: E402
 from attngen.torch.append import Scales, appended  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.torch.tensors import randn  # noqa: E402
@@ -105,6 +105,36 @@ def test_a_cache_with_scales_of_heads(mode: str, paged: bool) -> None:
     if not paged and mode != "math":  # q without a rotation, which the first call did
         named["cache_seqlens"] = used + 5
         torch.testing.assert_close(flash_attn_with_kvcache(q, *stored, **named), again, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("mode", ["auto", "math"])
+def test_a_rotary_spec_decodes_with_a_cache_of_rotated_keys(mode: str) -> None:
+    """Q is rotated, and new keys before they are rounded to 8 bits; keys that are there are not rotated again."""
+    tables = dict.fromkeys(("cosines", "sines"), ("fp32", ("positions", 16)))
+    settings = {"dtype": KV8, "head_dim": 32, "params": {"of_k": ("float", 0.5)}, "k_scale": "of_k"}
+    spec = attngen.define(**settings, mask="causal", inputs=tables, rotary="32 halves by cosines, sines")
+    cosines, sines = rotary_tables(60, 32)
+    q, new = randn(1, 2, 3, 32, dtype=torch.bfloat16), randn(1, 2, 3, 32, dtype=torch.bfloat16)
+    keys, values = randn(1, 2, 40, 32).to(E4M3), randn(1, 2, 40, 32).to(E4M3)
+    before, used = keys.clone(), torch.tensor([20], dtype=torch.int32)
+
+    def turned(rows: Any) -> Any:
+        x, y = rows.double()[..., :16], rows.double()[..., 16:]
+        c, s = cosines[20:23].double(), sines[20:23].double()
+        return torch.cat((x * c - y * s, x * s + y * c), -1).to(torch.bfloat16)
+
+    layer = Attention(spec, mode=mode)
+    given = {"cache_seqlens": used, "append_scales": (0.5, 1.0), "cosines": cosines, "sines": sines}
+    found = layer.decode(q, keys, values, new, new, **given)
+    assert same(keys[:, :, 20:23], as_stored(turned(new), 0.5, E4M3))
+    assert same(keys[:, :, :20], before[:, :, :20])
+    allowed = torch.arange(23) <= torch.arange(20, 23)[:, None]
+    scores = turned(q).double() @ (0.5 * keys[:, :, :23].double()).mT / 32**0.5
+    expected = scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values[:, :, :23].double()
+    assert (found.double() - expected).abs().max() < 2e-2
+    if mode == "auto":
+        with pytest.raises(attngen.DiagnosticError, match=r"Attention\.decode takes the spec as it is"):
+            layer(q, before, values, cosines=cosines, sines=sines)
 
 
 def test_scales_may_be_numbers_and_are_of_8_bits_alone() -> None:

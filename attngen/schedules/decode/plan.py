@@ -35,6 +35,7 @@ BLOCKS = 1  # per SM, as the number of splits counts them: an SM has room for on
 AHEAD: dict[Copies, int] = {"tma": 48 << 10, "cp_async": 80 << 10}
 Q_REGISTERS = 32  # per thread: with more, fragments of Q are read from shared memory for each tile
 WIDE = 128  # a head size of V
+WHY_NARROW = "warps that share wider ones read 16 bits"
 WHY_UNITS = "weights times scales of V that differ from key to key may exceed the range of fp16, or fall below it"
 WHY_EARLY = "blocks start before the previous kernel ends and wait for its end, which saves the time between kernels"
 # (keys of a warp's tile, stages, warps)
@@ -79,7 +80,7 @@ def types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
         elif spec.head_dim % mma.MMA_ROWS or spec.head_dim_v % mma.MMA_ROWS:
             yield "head_dim", f"its rows of 8 bits have multiples of {mma.MMA_ROWS} elements"
         elif shares.warps_have(spec) == "columns":
-            yield "head_dim", f"its heads of 8 bits have at most {LARGEST_HEAD} elements"
+            yield "head_dim", f"its heads of 8 bits have at most {LARGEST_HEAD} elements: {WHY_NARROW}"
         elif spec.normalize == "none":
             yield "normalize", "its weights are numbers of fp16 beside K and V of 8 bits, and scores may be larger"
     if scales_keys(spec) and shares.warps_have(spec) == "columns":
