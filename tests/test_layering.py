@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "inspect": SPEC | LOW | {"drawings", "language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "puzzles": SPEC | LOW | {"drawings", "plan", "emit", "device", "inspect"},
     "package": SPEC | {"plan", "emit", "schedules", "device", "cache"},
-    "lessons": {"spec", "diagnostics", "keywords", "plan", "emit", "schedules", "reference", "inspect", "puzzles"},
+    "lessons": {"spec", "diagnostics", "keywords", "plan", "emit", "schedules", "device", "reference", "inspect", "puzzles"},
     "cli": SPEC
     | LOW
     | {

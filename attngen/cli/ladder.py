@@ -15,25 +15,29 @@ if TYPE_CHECKING:
     from attngen.lessons.ladder import Rung
 
 WIDTH = 110
-HEADER = (
-    f"{'step':<30}{'lines':>9}{'global read':>13}{'sectors':>11}{'shared read':>13}{'wavefronts':>12}{'conflicts':>11}"
-    f"{'mma':>7}{'barriers':>10}"
-)
-AFTER = """
-From here the schedules go on, whose files differ by more: `attngen diff {name} fused wgmma` (TMA and wgmma), and
-`attngen diff {name} wgmma hopper` (warp specialization in a persistent kernel). Puzzles 16 to 19 have their parts singly."""
 
 
 @click.command("ladder")
 @options.spec
+@click.option("--backward", is_flag=True, help="The steps of the gradients dQ, dK and dV.")
+@click.option("--decoding", is_flag=True, help="The steps of decoding: one row, many keys.")
 @click.option("--step", type=int, help="Print the file of this step.")
 @click.option("--diff", "changes", type=int, help="Print what this step changes of the one before.")
 @click.option(
     "-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="Write the files of all steps to this folder."
 )
-@options.size("--q-len", 1, "Number of queries of the counted problem.", 256)
-@options.kv_len
-def command(spec: str, step: int | None, changes: int | None, output: Path | None, q_len: int, kv_len: int | None) -> None:
+@options.size("--q-len", 1, "Number of queries of the counted problem.  [default: 256; 1 with --decoding]")
+@options.size("--kv-len", 1, "Number of its keys.  [default: --q-len; 2048 with --decoding]")
+def command(
+    spec: str,
+    backward: bool,
+    decoding: bool,
+    step: int | None,
+    changes: int | None,
+    output: Path | None,
+    q_len: int | None,
+    kv_len: int | None,
+) -> None:
     """Climb from one thread a row to tensor cores and asynchronous copies, one idea a step.
 
     \b
@@ -41,16 +45,21 @@ def command(spec: str, step: int | None, changes: int | None, output: Path | Non
     attngen ladder gpt2 --step 3      its CUDA
     attngen ladder gpt2 --diff 3      what it changes of step 2
     attngen ladder gpt2 -o lessons    all files
+    attngen ladder gpt2 --backward    the gradients: from one thread a row to additions to dQ
+    attngen ladder gpt2 --decoding    one row: from a warp a head to heads that share a load
 
-    Each step is a whole kernel of the spec with a small fixed plan, and differs from its neighbour in at most sixty lines. The
+    Each step is a whole file of the spec with a small fixed plan, and differs from its neighbour in at most sixty lines. The
     kernels are for reading: right, counted, and never selected by `auto`. They are of fp16 or bf16, with any mask and score
     that read no captured tensors. The emulated device runs and checks them; it needs a C++ compiler and no GPU.
     """
-    from attngen.lessons.ladder import rungs
+    from attngen.lessons.ladder import LADDERS, rungs
 
     if step is not None and changes is not None:
         raise click.UsageError("--step prints a file, --diff what it changes; give one of them")
-    found = rungs(load_one_spec(spec).spec)
+    if backward and decoding:
+        raise click.UsageError("--backward and --decoding are two ladders; give one of them")
+    ladder = LADDERS["backward" if backward else "decoding" if decoding else "forward"]
+    found = rungs(load_one_spec(spec).spec, ladder)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         for rung in found:
@@ -59,7 +68,7 @@ def command(spec: str, step: int | None, changes: int | None, output: Path | Non
         return
     wanted = step if step is not None else changes
     if wanted is None:
-        _show(found, q_len, kv_len or q_len)
+        _show(spec, found, ladder.sizes(q_len, kv_len))
         return
     first = 1 if step is not None else 2
     if not first <= wanted <= len(found):
@@ -76,22 +85,21 @@ def _diff(before: Rung, after: Rung) -> str:
     return "".join(difflib.unified_diff(one, other, f"{before.name}.cu", f"{after.name}.cu"))
 
 
-def _show(found: tuple[Rung, ...], q_len: int, kv_len: int) -> None:
-    from attngen.lessons.ladder import counted
+def _show(spec: str, found: tuple[Rung, ...], sizes: dict[str, int]) -> None:
+    from attngen.lessons.running import counted, problem_in_words
 
-    click.echo(f"{found[0].spec.name}: one head, {q_len} rows, {kv_len} keys; counts of the emulated device\n\n{HEADER}")
+    ladder = found[0].ladder
+    width = max(len(rung.step.title) for rung in found) + 3
+    columns = [(what, max(len(what), 11) + 2) for what in ladder.columns]
+    click.echo(f"{found[0].spec.name}: {problem_in_words(sizes)}; counts of the emulated device\n")
+    click.echo(f"{'step':<{width}}{'lines':>9}" + "".join(f"{what.replace('_', ' '):>{room}}" for what, room in columns))
     before = None
     for rung in found:
-        if before is not None:
-            for words in (rung.step.bound, rung.step.idea):
-                click.echo(click.wrap_text(words, WIDTH, "    ", "    "))
-        else:
-            click.echo(click.wrap_text(rung.step.idea, WIDTH, "    ", "    "))
-        t = counted(rung, q_len, kv_len).totals
+        for words in (rung.step.bound, rung.step.idea) if before is not None else (rung.step.idea,):
+            click.echo(click.wrap_text(words, WIDTH, "    ", "    "))
+        counts = counted(rung, sizes).counts
         lines = "" if before is None else "-{} +{}".format(*rung.changed(before))
-        click.echo(
-            f"{rung.step.number} {rung.step.title:<28}{lines:>9}{t.global_read:>13}{t.sectors:>11}{t.shared_read:>13}"
-            f"{t.wavefronts:>12}{t.conflicts:>11}{t.mma:>7}{t.barriers:>10}"
-        )
+        label = f"{rung.step.number} {rung.step.title}"
+        click.echo(f"{label:<{width}}{lines:>9}" + "".join(f"{counts[what]:>{room}}" for what, room in columns))
         before = rung
-    click.echo(AFTER.format(name=found[0].spec.name))
+    click.echo(ladder.after.format(spec=spec))

@@ -53,8 +53,13 @@ def signature_of(text: str) -> Signature | None:
     if len(found) != 1:
         return None
     name, listed = found[0]
+    return Signature(name, parameters_of(listed))
+
+
+def parameters_of(listed: str) -> tuple[tuple[str, str], ...]:
+    """Types and names of what stands between the parentheses of a kernel, spaces normalized."""
     split = [_PARAMETER.fullmatch(" ".join(one.split())) for one in listed.split(",")]
-    return Signature(name, tuple((p[1].replace(" *", "*"), p[2]) for p in split if p is not None))
+    return tuple((p[1].replace(" *", "*"), p[2]) for p in split if p is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +102,11 @@ def compile_program(program: Program, seed: int = 0, watch: Watch = NOBODY) -> E
 
 def run_case(kernel: EmulatedKernel, case: Case) -> Ran:
     """Launches the kernel once. Raises EmulationError for a mistake that the checked mode finds."""
-    arrays = {name: _aligned(one) for name, one in case.given.items() if isinstance(one, np.ndarray)}
+    arrays = {name: aligned(one) for name, one in case.given.items() if isinstance(one, np.ndarray)}
     for name, dtype in outputs_of(kernel.source, case).items():
         if name not in arrays:
-            arrays[name] = _garbage(case.expected[name].shape, dtype)
-    memory = tuple(_memory(name, array, name in case.expected) for name, array in arrays.items())
+            arrays[name] = garbage(case.expected[name].shape, dtype)
+    memory = tuple(memory_of(name, array, name in case.expected) for name, array in arrays.items())
     kernel.launch((launch_of(kernel.source, case, {n: a.ctypes.data for n, a in arrays.items()}),), memory)
     assert kernel.traced is not None
     return Ran({name: arrays[name] for name in case.expected}, kernel.counters, kernel.traced)
@@ -127,7 +132,8 @@ def writer_of(program: Program, case: Case, name: str, index: int) -> tuple[int,
     return None
 
 
-def _aligned(values: Array) -> Array:
+def aligned(values: Array) -> Array:
+    """A copy that begins where memory of a GPU does."""
     memory = np.zeros(values.nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     copy = memory[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
@@ -141,8 +147,9 @@ def outputs_of(program: Program, case: Case) -> dict[str, DTypeLike]:
     return {name: ELEMENTS[types.get(name, "fp16")] for name in case.expected}
 
 
-def _garbage(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    made = _aligned(np.zeros(shape, dtype))
+def garbage(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """An array that nobody has written."""
+    made = aligned(np.zeros(shape, dtype))
     made.reshape(-1).view(np.uint8)[...] = GARBAGE
     return made
 
@@ -154,7 +161,8 @@ def never_written(array: Array) -> Array:
     return whole
 
 
-def _memory(name: str, array: Array, written: bool) -> Memory:
+def memory_of(name: str, array: Array, written: bool) -> Memory:
+    """An array as the device sees it; `written`: kernels may write it."""
     found: ArrayView = view(array, name)
     return Memory(name, found.pointer, array.nbytes, written, array=found)
 

@@ -1,38 +1,18 @@
-"""The steps of the ladder as data: what each changes, what bounded the step before, and its launch."""
+"""The forward ladder as data: what each step changes, what bounded the step before, and its launch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from attngen.emit.program import CeilDiv
+from attngen.lessons.step import HEAD, KEYS, ROWS, Array, Ladder, Launched, Step
 
-BASIC = ("lane_reduce",)
 TENSOR = ("lane_reduce", "ldmatrix", "ldmatrix_trans", "pack_TYPE", "mma_TYPE")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One lesson kernel, `templates/ladder/NAME.cu.j2`. A block computes `rows` rows of a head."""
-
-    number: int
-    name: str
-    title: str
-    bound: str  # what bounds the step before
-    idea: str  # what this step changes
-    rows: int
-    constants: tuple[tuple[str, int], ...]
-    predicted: tuple[str, str, str]  # a count of `Totals`, its formula for 256 rows and keys of 64 elements of 2 bytes, why
-    primitives: tuple[str, ...] = field(default=BASIC)
-    arch: str = "sm_80"
-
-    @property
-    def template(self) -> str:
-        return f"ladder/{self.number}_{self.name}.cu.j2"
-
-    @property
-    def threads(self) -> int:
-        return dict(self.constants)["THREADS"]
+def _rows(rows: int, threads: int) -> tuple[Launched, ...]:
+    return (Launched("", (CeilDiv("q_len", rows), "q_heads"), threads),)
 
 
-def _of_warps(warps: int, *others: tuple[str, int]) -> tuple[tuple[str, int], ...]:
+def _of_warps(warps: int, *others: tuple[str, int | str]) -> tuple[tuple[str, int | str], ...]:
     return (("WARPS", warps), ("THREADS", 32 * warps), *others)
 
 
@@ -40,7 +20,7 @@ STEPS = (
     Step(
         1, "one_thread_a_row", "one thread a row", "",
         "A thread computes a row of O as the equations read: the maximum of its scores, their sum, the weighted sum of values.",
-        128, (("THREADS", 128),),
+        _rows(128, 128), (("THREADS", 128),),
         ("sectors", "3 * 8 * 256 * 64 * 33 + 8 * 256 * 64 + 8 * 64 * 32",
          "A warp has 32 rows. For each element of each score, it touches 32 sectors of Q and one of K, three "
          "times; then one of V; and 32 for each column of O."),
@@ -52,7 +32,7 @@ STEPS = (
         "row a thread leaves most of a GPU idle if rows are few.",
         "A warp computes a row. Lane l has the columns l, l + 32, ..., so that a warp reads neighbouring numbers; a "
         "score is a sum over lanes.",
-        8, _of_warps(8),
+        _rows(8, 256), _of_warps(8),
         ("sectors", "(3 * 8 + 4) * 256 * 256 + 4 * 256",
          "A score reads 4 sectors of K and 4 of Q, three times; a value is 4, and so is a row of O."),
     ),
@@ -61,7 +41,7 @@ STEPS = (
         "Each warp reads all keys and values from global memory by itself.",
         "The warps of a block copy 32 keys to shared memory once, and all use them. A lane now computes the score of "
         "its own key; the maximum and the sum of the keys of a tile are each one reduction.",
-        8, _of_warps(8, ("KEYS", 32)),
+        _rows(8, 256), _of_warps(8, ("KEYS", 32)),
         ("global_read", "32 * 3 * 256 * 128 + 256 * 128",
          "There are 32 blocks of 8 rows; each reads K twice and V once, and its own rows of Q."),
     ),
@@ -69,7 +49,7 @@ STEPS = (
         4, "register_tiles", "rows in registers",
         "Shared memory: each multiply-add reads an element of K, and one of Q.",
         "A warp computes 4 rows: an element of K or V that is read once serves four of them.",
-        32, _of_warps(8, ("KEYS", 32), ("ROWS", 4)),
+        _rows(32, 256), _of_warps(8, ("KEYS", 32), ("ROWS", 4)),
         ("global_read", "8 * 3 * 256 * 128 + 256 * 128",
          "Blocks have 32 rows, so there are 8."),
     ),
@@ -80,7 +60,7 @@ STEPS = (
         "copied at a time.",
         "16 bytes are read and copied at once, and each row is followed by 16 bytes of padding: the rows that are read "
         "together lie in different banks.",
-        32, _of_warps(8, ("KEYS", 32), ("ROWS", 4), ("PAD", 8)),
+        _rows(32, 256), _of_warps(8, ("KEYS", 32), ("ROWS", 4), ("PAD", 8)),
         ("conflicts", "0 * 256",
          "Eight lanes read 16 bytes each of rows that lie 144 bytes apart: in different banks."),
     ),
@@ -88,7 +68,7 @@ STEPS = (
         6, "online_softmax", "the online softmax",
         "Keys are read and multiplied twice: once for the maximum, once for the weights.",
         "One pass: maximum and sum are those of the keys so far, and what was summed is rescaled when the maximum grows.",
-        32, _of_warps(8, ("KEYS", 32), ("ROWS", 4), ("PAD", 8)),
+        _rows(32, 256), _of_warps(8, ("KEYS", 32), ("ROWS", 4), ("PAD", 8)),
         ("global_read", "8 * 2 * 256 * 128 + 256 * 128",
          "K is read once."),
     ),
@@ -96,7 +76,7 @@ STEPS = (
         7, "tensor_cores", "tensor cores",
         "Ordinary arithmetic, and shared memory that feeds it.",
         "A warp multiplies 16 rows by mma: lanes hold fragments of Q, S, P and O, and ldmatrix loads those of K and V.",
-        64, _of_warps(4, ("KEYS", 64), ("ROWS", 16), ("PAD", 8)),
+        _rows(64, 128), _of_warps(4, ("KEYS", "D <= 64 ? 64 : 32"), ("ROWS", 16), ("PAD", 8)),
         ("mma", "2 * 2 * 256 * 256 * 64 / 4096",
          "Two products of 256 x 256 x 64, and an mma has 4096 operations. Shared memory is read by ldmatrix, "
          "once for 16 rows."),
@@ -106,9 +86,24 @@ STEPS = (
         8, "asynchronous_copies", "asynchronous copies",
         "Latency: all warps copy, then all wait, then all multiply.",
         "cp.async copies the next tile to a second stage while this one is used: double buffering.",
-        64, _of_warps(4, ("KEYS", 64), ("ROWS", 16), ("PAD", 8), ("STAGES", 2)),
+        _rows(64, 128), _of_warps(4, ("KEYS", "D <= 64 ? 64 : 32"), ("ROWS", 16), ("PAD", 8), ("STAGES", 2)),
         ("barriers", "4 * 4",
          "Four blocks of 64 rows visit four tiles of 64 keys, with one barrier each, where there were four."),
         (*TENSOR, "cp_async"),
     ),
+)  # fmt: skip
+
+AFTER = """
+From here the schedules go on, whose files differ by more: `attngen diff {spec} fused wgmma` (TMA and wgmma), and
+`attngen diff {spec} wgmma hopper` (warp specialization in a persistent kernel). Puzzles 16 to 19 have their parts singly."""
+
+FORWARD = Ladder(
+    "forward", STEPS,
+    (
+        Array("Q", (*ROWS, HEAD), "input"), Array("K", (*KEYS, HEAD), "input"), Array("V", (*KEYS, HEAD), "input"),
+        Array("O", (*ROWS, HEAD), "output"),
+    ),
+    (32, 64, 96, 128), (1, 1, 256, 256),
+    ("global_read", "sectors", "shared_read", "wavefronts", "conflicts", "mma", "barriers"),
+    AFTER,
 )  # fmt: skip
