@@ -174,11 +174,12 @@ def test_a_kernel_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch
     """At the place where it was: many short steps are no endless loop for the emulated device."""
     monkeypatch.setattr("attngen.puzzles.verdict.CPU_SECONDS", 0.5)
     folder = folders()[0]
-    text = folder.filled("    if (threadIdx.x == 0) for (int i = 0; i < 1 << 30; ++i) s[blockIdx.x] = i;\n")
+    body = "    const int key = blockIdx.x * 128 + threadIdx.x;\n    for (int i = 0; i < 1 << 22 && key < n; ++i) s[key] = i;\n"
+    text = folder.filled(body)
     found = check(folder, text, "mine.cu").problem
     assert found is not None
     assert (found.kind, found.label) == ("runaway loop", "it was here")
-    assert "1 << 30" in text.splitlines()[found.line - 1]
+    assert "1 << 22" in text.splitlines()[found.line - 1]
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def _forms(spec: AttentionSpec, plan: Plan) -> Iterator[AttentionSpec]:
     if few == spec:
         return
     yield few
-    tile = {"block_q": plan.block_q, "block_kv": plan.block_kv, "stages": plan.stages, "warps": plan.warps}
-    yield replace(few, kernel=replace(spec.kernel, schedule=plan.keyword, **tile))
+    kernel = replace(spec.kernel, schedule=plan.keyword, block_q=plan.block_q, block_kv=plan.block_kv)
+    yield replace(few, kernel=replace(kernel, stages=plan.stages, warps=plan.warps))
     group = 2 * GROUP
     while group < spec.stated_group:
         yield with_few_heads(spec, group)
