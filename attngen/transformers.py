@@ -35,6 +35,7 @@ with required("transformers", "attngen.transformers", "'attngen[transformers]'")
 if int(transformers.__version__.partition(".")[0]) < 5:
     raise ImportError(f"attngen.transformers requires transformers 5.0 or later; this is {transformers.__version__}")
 
+from torch.nn.attention.flex_attention import BlockMask as TorchMask
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import (
     add_offsets_to_mask_function,
@@ -100,7 +101,7 @@ class ModelMask(BlockMask):
         assert self._described is not None
         return self._alike((q_len, kv_len), self._described._replace(batch=batch, heads=heads), part)
 
-    def to(self, device: torch.device | torch.dtype | str) -> Any:
+    def to(self, device: torch.device | torch.dtype | str) -> TorchMask:
         if isinstance(device, torch.dtype):
             raise ArgumentError(
                 f"the model converts its mask to {device}, but attngen keeps the mask as a function; {_instead(self.model)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -61,11 +60,11 @@ def arguments(
 
 def in_storage(
     spec: AttentionSpec, qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], dict[str, Any]]:
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], dict[str, torch.Tensor | int]]:
     """Dense q, k, v as the storage of `spec` has them, and a call's other arguments; pages lie in random order."""
     kernel, (q, k, v) = spec.kernel, qkv
     batch, _, kv_len, _ = k.shape
-    places: dict[str, Any] = {}
+    places: dict[str, torch.Tensor | int] = {}
     if kernel.is_packed:
         places |= {"cu_seqlens_q": _begins(q), "max_q_len": q.shape[2]}
         q = q.transpose(1, 2).flatten(0, 1)

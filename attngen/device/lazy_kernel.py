@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
 
 from attngen.device.protocol import Device, Kernel, Launch, Memory
 from attngen.emit.program import Program
@@ -29,6 +28,6 @@ class DeferredKernel:
                 self._compiled = self.device.compile(self.source)
             return self._compiled
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """Attributes that only this device's kernels have."""
         return getattr(self.compiled, name)

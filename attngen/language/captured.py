@@ -74,7 +74,7 @@ class CapturedArray:
         except ExpressionError as error:
             raise TraceError(f"{error.message}{'; ' + error.help if error.help else ''}") from error
 
-    def __getattr__(self, attribute: str) -> Any:
+    def __getattr__(self, attribute: str) -> object:
         if attribute.startswith("_"):
             raise AttributeError(attribute)
         if attribute not in _FACTS:

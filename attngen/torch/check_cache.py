@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ def check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v
     """Raises ArgumentError for tensors that do not fit each other, ArgumentTypeError for other types. All are [batch, length,
     heads, size], or the caches are [pages, page_size, heads, size]."""
     _check_given(k, v, place)
-    new: dict[str, Any] = {} if k is None else {"k": k, "v": v}
+    new = {} if k is None or v is None else {"k": k, "v": v}
     for name, one in {"q": q, **new}.items():
         _check_rows(name, one, q)
     check_sizes(k_cache=k_cache, v_cache=v_cache)

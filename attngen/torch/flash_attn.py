@@ -352,7 +352,7 @@ def flash_text(
     if alibi_rank:
         distance = f"{position} - k" if causal else f"abs({position} - k)"
         score += f" - slopes[{'h' if alibi_rank == 1 else 'b, h'}] * ({distance})"
-    inputs: dict[str, Any] = {}
+    inputs: dict[str, tuple[str, tuple[int | str, ...]]] = {}
     if alibi_rank:
         inputs["slopes"] = ("fp32", ("heads",) if alibi_rank == 1 else ("batch", "heads"))
     if sinks:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -62,10 +61,11 @@ def report(
     """
     spec, plan, code = loaded.spec, call.plan, machine_code(source)
     mapped, instructions = code.mapped
-    data: dict[str, Any] = {
+    beside = [*beside_data(spec, plan, source.text)]
+    data = {
         **code_data(loaded, source, code, spec_lines(loaded, plan, source)),
         "levels": levels_data(spec, plan, source.text),
-        "beside": [*beside_data(spec, plan, source.text)],
+        "beside": beside,
     }
     assets = {name: (HERE / f"page.{name}").read_text() for name in ("css", "js")}
     colours = declared(":root", LIGHT) + declared(':root[data-theme="dark"]', DARK)
@@ -89,7 +89,7 @@ def report(
             js=Markup(assets["js"]),
             hashes={name: _digest(text) for name, text in assets.items()},
             data=_as_json(data),
-            beside=[other["title"] for other in data["beside"]],
+            beside=[other["title"] for other in beside],
             pipeline=pipeline,
             timeline=None
             if isinstance(pipeline, str)
