@@ -161,7 +161,7 @@ def test_files_that_comments_name_exist() -> None:
 
 
 ANY = re.compile(r"^(?! *from typing import)[^#\n]*\bAny\b.*", re.MULTILINE)
-MOST_ANY = 221  # the number of the last change that replaced some: it may only fall
+MOST_ANY = 211  # the number of the last change that replaced some: it may only fall
 
 
 def test_any_stands_where_nothing_better_exists() -> None:
