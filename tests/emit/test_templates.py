@@ -20,6 +20,8 @@ from tests.harness import shipped
 
 WIDTH = 140  # characters of a line
 TAG = re.compile(r"\{%-?\s*(if|endif)\b")
+TAGS, CONDITION = re.compile(r"\{[%{].*?[%}]\}", re.S), re.compile(r"\b(?:if|elif)\b")
+MOST_CONDITIONS = 1000  # of all templates; a choice that many make is a file of names, which the context selects
 TEMPLATES = template_directory()
 FILES = sorted(path for path in TEMPLATES.rglob("*") if path.suffix in (".j2", ".cuh", ".hpp"))
 
@@ -45,6 +47,12 @@ def test_no_condition_is_nested_deeper_than_two(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TEMPLATES)))
 def test_no_line_is_too_long(path: Path) -> None:
     assert not [number for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > WIDTH]
+
+
+def test_conditions_are_few() -> None:
+    """In tags and within lines; what often has the same answer is asked once (docs/architecture.md)."""
+    texts = (path.read_text() for path in FILES if path.suffix == ".j2")
+    assert sum(len(CONDITION.findall(tag)) for text in texts for tag in TAGS.findall(text)) <= MOST_CONDITIONS
 
 
 def test_depths_are_counted() -> None:
