@@ -17,10 +17,10 @@ from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose, schedules_for
 from attngen.schedules.decode import DECODE, DECODE_WGMMA
 from attngen.spec.attention import AttentionSpec, Storage
-from attngen.spec.dtypes import from_storage, round_to_storage
+from attngen.spec.dtypes import from_storage, nans, round_to_storage
 from tests import tiers
 from tests.device.test_paged import in_pages, wrong
-from tests.harness import compared, compile_text, compiled, emitted, is_right, run, solved
+from tests.harness import call, compared, compile_text, compiled, emitted, is_right, run, solved
 from tests.left_out import first_finding, removable, unnoticed
 
 ARCH = "sm_90a"
@@ -118,6 +118,19 @@ def test_a_row_with_nan_is_nan() -> None:
         q[0, 3, 0, 5], q[0, 5, 0, 0] = np.nan, np.inf
         found = compared(compiled(PLAIN, "decode", ARCH), replace(problem, q=round_to_storage(q, PLAIN.dtype)))
         assert found.passed, (kv_len, found)
+
+
+def test_rows_with_strides_of_their_own() -> None:
+    """NaN behind each row of Q and K, behind the last key of a sequence, and between sequences."""
+    kernel, problem = compiled(PLAIN, "decode", ARCH), sample(PLAIN, Shape(2, 64, 1, 2, 150))
+    memory = nans((2, 3, 70, 640), PLAIN.dtype.numpy)
+    memory[:, :2, :64, :576] = problem.q.swapaxes(1, 2)
+    cache = nans((2, 200, 2, 640), PLAIN.dtype.numpy)
+    cache[:, :150, 1, 64:] = problem.k[:, 0]
+    k = cache[:, None, :150, 1, 64:]
+    views = replace(problem, q=memory[:, :2, :64, :576].swapaxes(1, 2), k=k, v=PLAIN.values_of(k, None))
+    for one, other in zip(call(kernel, problem), call(kernel, views), strict=True):
+        assert np.array_equal(from_storage(one), from_storage(other))
 
 
 @pytest.mark.long

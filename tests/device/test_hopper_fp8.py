@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from attngen.reference.problems import Shape, sample
 from attngen.reference.stored import of_lengths, of_sequences
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import FP8_E4M3, from_storage, round_to_storage
+from attngen.spec.dtypes import FP8_E4M3, from_storage, nans, round_to_storage
 from tests import tiers
-from tests.harness import call_stored, compared, compiled, run, truth_for
+from tests.harness import call, call_stored, compared, compiled, run, truth_for
 from tests.random_draws import Case
 from tests.random_lengths import Call
 from tests.random_problems import arrays_of
@@ -123,6 +124,28 @@ def test_scales_of_any_size(scale: float) -> None:
     for params in ({"x": scale, "y": 1.0}, {"x": 1.0, "y": scale}):
         found = compared(kernel, problem, **params)
         assert found.passed, (params, found)
+
+
+def test_rows_of_k_and_v_in_turn() -> None:
+    """One array has a key and a value of each head, then those of the next one, then NaN; Q is a part of wider rows."""
+    spec = of_bytes("scales")
+    kernel, problem = compiled(spec, "hopper", "sm_90a"), sample(spec, Shape(2, 4, 2, 133, 150))
+    both, rows = nans((2, 160, 2, 3, 64), FP8_E4M3.numpy), nans((2, 133, 4, 96), FP8_E4M3.numpy)
+    for i, array in enumerate((problem.k, problem.v)):
+        both[:, :150, :, i] = array.swapaxes(1, 2)
+    k, v = (both[:, :150, :, i].swapaxes(1, 2) for i in range(2))
+    rows[..., 16:80] = problem.q.swapaxes(1, 2)
+    views = replace(problem, q=rows[..., 16:80].swapaxes(1, 2), k=k, v=v)
+    assert np.array_equal(*(from_storage(call(kernel, one)[0]) for one in (problem, views)))
+
+
+def test_scales_of_heads_that_are_nothing_or_huge() -> None:
+    spec = of_bytes("scales")
+    kernel, problem = compiled(spec, "hopper", "sm_90a"), sample(spec, Shape(2, 4, 2, 133, 150))
+    for of_k, of_v in (((0.0, 1e30), (1e30, 0.0)), ((-2.0, 1e-30), (-1e36, 1e-30))):
+        scales = {"ks": np.float32([of_k, of_k[::-1]]), "vs": np.float32([of_v, of_v])}
+        found = compared(kernel, replace(problem, inputs=scales))
+        assert found.passed, (of_k, of_v, found)
 
 
 def test_a_maximum_that_rises_with_every_tile() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ from attngen.reference.problems import Shape, sample
 from attngen.reference.torch_oracle import to_torch
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec, KernelRequest
-from attngen.spec.dtypes import FP8_DTYPES, DType, from_storage, round_to_storage, within_range
+from attngen.spec.dtypes import FP8_DTYPES, DType, from_storage, nans, round_to_storage, within_range
 from tests import tiers
-from tests.harness import call_stored, compared, compile_text, compiled, emitted, run
+from tests.harness import call, call_stored, compared, compile_text, compiled, emitted, run
 from tests.random_draws import Case
 from tests.random_lengths import Call
 from tests.random_problems import arrays_of
@@ -252,6 +253,35 @@ def test_numbers_are_rounded_as_torch_rounds_them() -> None:
         assert np.array_equal(np.signbit(found), np.signbit(expected))
     beyond = from_storage(round_to_storage(np.array([470.0, -1e6]), FP8_DTYPES[0]))
     assert np.isnan(beyond).all()
+
+
+OF_8_BITS = ["tiled", "decode", "hopper", "fused", "wgmma"]
+
+
+@pytest.mark.parametrize("schedule", tiers.cases(OF_8_BITS, quick=["decode"]))
+def test_scales_of_any_size(schedule: str) -> None:
+    """Of K: all keys weigh the same, or one has all weight. Of V: results are 0, or near the largest numbers of bf16."""
+    spec = quantized(scales="of heads", score=None, head_dim=32, head_dim_v=32)
+    kernel, problem = compiled(spec, schedule, "sm_90a"), sample(spec, Shape(2, 4, 2, 3, 150))
+    for of_k, of_v in product(((0.0, 1e30), (-2.0, 1e-30), (3e38, -1e20)), ((0.0, 1e30), (1e-30, -1e36))):
+        scales = {"ks": np.float32(of_k), "vs": np.float32([of_v, of_v[::-1]])}
+        found = compared(kernel, replace(problem, inputs=scales))
+        assert found.passed, (of_k, of_v, found)
+
+
+@pytest.mark.parametrize("schedule", tiers.cases(OF_8_BITS, quick=["decode"]))
+def test_rows_of_k_and_v_in_turn(schedule: str) -> None:
+    """One array has a key and a value of each head, then those of the next one, then NaN; Q is a part of wider rows."""
+    spec = quantized(score=None, head_dim=32, head_dim_v=32)
+    kernel, problem = compiled(spec, schedule, "sm_90a"), sample(spec, Shape(2, 4, 2, 3, 150))
+    both = nans((2, 160, 2, 3, 32), problem.k.dtype)
+    for i, array in enumerate((problem.k, problem.v)):
+        both[:, :150, :, i] = array.swapaxes(1, 2)
+    k, v = (both[:, :150, :, i].swapaxes(1, 2) for i in range(2))
+    rows = nans((2, 3, 4, 64), problem.q.dtype)
+    rows[..., 16:48] = problem.q.swapaxes(1, 2)
+    views = replace(problem, q=rows[..., 16:48].swapaxes(1, 2), k=k, v=v)
+    assert np.array_equal(*(from_storage(call(kernel, one)[0]) for one in (problem, views)))
 
 
 def test_a_scale_of_keys_is_a_factor_of_s() -> None:
