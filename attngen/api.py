@@ -391,10 +391,10 @@ def check_stream(stream: object) -> None:
         raise ArgumentTypeError(f"`stream` is {stream!r}; expected the driver's handle, as torch.cuda.Stream.cuda_stream")
 
 
-def compile_later(spec: AttentionSpec, device: str, kernel: str | None = None) -> CompiledAttention:
-    """A callable that computes a checked spec on the device of that name. The first call whose arguments fit compiles the
-    kernel, so a call that is refused compiles nothing. Raises PlanRefusal, DeviceError."""
-    return _planned(device_by_name(device), spec, kernel, None, later=True)
+def compile_later(spec: AttentionSpec, device: str, kernel: str | None = None, arch: str | None = None) -> CompiledAttention:
+    """A callable that computes a checked spec on the device of that name, planned as by `compile`. The first call whose
+    arguments fit compiles the kernel, so a call that is refused compiles nothing. Raises PlanRefusal, DeviceError."""
+    return _planned(device_by_name(device), spec, kernel, arch, later=True)
 
 
 def _planned(

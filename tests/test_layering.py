@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "transformers": {"spec", "plan", "device", "torch", "optional"},
     "diffusers": {"device", "torch", "optional"},
     "vllm": {"spec", "plan", "schedules", "torch", "optional"},
+    "jax": {"spec", "language", "plan", "emit", "device", "api", "optional"},
     "bench": SPEC | {"torch", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "inspect": SPEC | LOW | {"drawings", "language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "puzzles": SPEC | LOW | {"drawings", "plan", "emit", "device", "inspect"},
@@ -66,8 +67,8 @@ MAY_IMPORT = {
     "__init__": None,  # the Python face: imports everything, late
 }
 HEAVY = {"torch", "cupy", "cuda", "numpy", "ml_dtypes", "pygments", "ziglang"}
-NUMPY_ROOMS = {"reference", "inspect", "device", "puzzles", "lessons"}  # and the two modules below, which build never imports
-NUMPY_MODULES = {"plan/block_map.py", "plan/balance.py"}
+NUMPY_ROOMS = {"reference", "inspect", "device", "puzzles", "lessons", "jax"}
+NUMPY_MODULES = {"plan/block_map.py", "plan/balance.py"}  # modules that build never imports
 
 
 def room(path: Path) -> str:

@@ -40,6 +40,7 @@ def said(missing: tuple[str, ...], statement: str) -> str:
         (("torch",), "import attngen.transformers", TRANSFORMERS.format("torch")),
         (("diffusers",), "import attngen.diffusers", "attngen.diffusers requires diffusers: pip install 'attngen[diffusers]'"),
         (("torch", "vllm"), "import attngen.vllm.backend", f"attngen.vllm requires torch: {TORCH}"),
+        (("jax",), "import attngen.jax", "attngen.jax requires jax: pip install 'attngen[jax]'"),
         (("vllm",), "import attngen.vllm; attngen.vllm.register()", "attngen.vllm requires vllm: pip install vllm"),
     ],
 )

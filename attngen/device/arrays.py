@@ -262,8 +262,13 @@ def empty_like(array: ArrayView, shape: tuple[int, ...], dtype: DType, name: str
     of the same `dtype`, it has the library's own type for it that `array` has. On the CPU it is full of NaN, so that an element
     that a kernel does not write is noticed.
 
+    Memory that belongs to no library has an owner with a method `empty_view`(shape, dtype, name), which gives the array.
+
     Raises ArgumentError if the library cannot be told, or lacks the element type.
     """
+    if (made_by_owner := getattr(array.owner, "empty_view", None)) is not None:
+        found: ArrayView = made_by_owner(shape, dtype, name)
+        return found
     if heads_inside:
         batch, heads, length, size = shape
         made = _empty(array, (batch, length, heads, size), dtype).swapaxes(1, 2)

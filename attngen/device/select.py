@@ -31,7 +31,7 @@ def warn_emulated(what: str, cure: str) -> None:
         return
     _Said.emulated = True
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("attngen", "torch"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("attngen", "torch", "jax"):
         level, frame = level + 1, frame.f_back
     warnings.warn(
         f"the emulated device runs {what}: it executes the CUDA kernel on the CPU, thread by thread, for tests and learning. "
