@@ -23,7 +23,7 @@ OLDEST = 0, 1  # version of the interface, of jax 0.6
 METADATA = 1  # XLA_FFI_Extension_Metadata
 STRING = 4  # XLA_FFI_AttrType_STRING
 INVALID_ARGUMENT, INTERNAL = 3, 13  # XLA_FFI_Error_Code
-ALIGNMENT = 256  # of workspaces, in bytes; kernels need at most 128
+ALIGNMENT = 256  # bytes, the alignment of workspaces; kernels need at most 128
 # XLA_FFI_DataType
 TYPES = {1: "bool", 4: "int32", 5: "int64", 10: "fp16", 11: "fp32", 16: "bf16", 19: "fp8_e5m2", 20: "fp8_e4m3"}
 
@@ -144,7 +144,7 @@ class Attributes(Structure):
         ("size", ctypes.c_int64),
         ("types", ctypes.POINTER(ctypes.c_int)),
         ("names", ctypes.POINTER(ctypes.POINTER(Span))),
-        ("values", ctypes.POINTER(ctypes.POINTER(Span))),  # of strings
+        ("values", ctypes.POINTER(ctypes.POINTER(Span))),  # strings
     )
 
 
