@@ -40,6 +40,7 @@ CODE_OR_LINK = re.compile(
 SESSION_BLOCK = re.compile(r"^```console\n", re.M)
 REPORTS = bool(os.environ.get("ATTNGEN_REPORTS"))  # report pages of all specs, linked from the gallery
 REPORT_COMMAND = re.compile(r"`attngen report (\w+)`(?=;)")
+WRITTEN = re.compile(r"^<!-- [\w ]+: begin \((python [^)]*)\) -->$", re.M)  # the marker of what a command writes
 SPEC_BLOCK = re.compile(r"^```\n(?=(?:#.*\n)*attention \w+ \{)", re.M)
 # A source takes the room of the table of contents, and is found after the documents.
 SOURCE_HEAD = "---\ntitle: {}\nhide: [toc]\nsearch:\n  boost: 0.5\n---\n\n"
@@ -83,6 +84,7 @@ def rewritten(text: str, home: str, uri: str) -> str:
         return f"]({_relative(to, uri)}{found['anchor'] or ''})" if to else found[0]
 
     text = SESSION_BLOCK.sub("```attngen-session\n", SPEC_BLOCK.sub("```attn\n", text))
+    text = WRITTEN.sub(r"Written by `\1`:\n", text)
     if REPORTS:
         text = REPORT_COMMAND.sub(r'<a href="reports/\1.html">its report page</a>', text)
     return CODE_OR_LINK.sub(place, text)
@@ -195,7 +197,9 @@ def _expanded(nav: list[Any], files: Files) -> list[Any]:
     expanded: list[Any] = []
     for entry in nav:
         title, value = next(iter(entry.items()))
-        if isinstance(value, str) and value.endswith("/"):
+        if isinstance(value, list):
+            expanded.append({title: _expanded(value, files)})
+        elif value.endswith("/"):
             pages = [f.src_uri for f in files.documentation_pages() if posixpath.dirname(f.src_uri) == value[:-1]]
             pages.sort(key=_order)
             if pages:

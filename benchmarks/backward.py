@@ -1,6 +1,6 @@
 """The backward beside torch's backends and FlexAttention's.
 
-    python benchmarks/backward.py [--only plain,errors] [--rounds N] [--write docs/performance_tables.md]
+    python benchmarks/backward.py [--only plain,errors] [--rounds N] [--write docs/tables]
 
 Every side is timed as torch.autograd.grad of its own output with the same gradient of the output (randn), the forward not
 counted. Unless a part says otherwise: 16384 tokens, 2048 / D heads, randn; all sides in the same rounds, in random order; a

@@ -1,6 +1,6 @@
 """Shared-memory bank conflicts of the default fused plans, counted by Nsight Compute.
 
-    python benchmarks/bank_conflicts.py [--write docs/performance_tables.md]
+    python benchmarks/bank_conflicts.py [--write docs/tables]
 
 Runs one call of each plan at B1 S2048, causal, under ncu. The GPU's performance counters must be open to users. The table also
 has all wavefronts of shared memory, of which the conflicts are a part.

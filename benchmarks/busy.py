@@ -1,6 +1,6 @@
 """Pipe utilization of the Hopper kernel by Nsight Compute: what limits the cases that miss their goals.
 
-    python benchmarks/busy.py [--write docs/performance_tables.md]
+    python benchmarks/busy.py [--write docs/tables]
 
 One call of each case under ncu, whose counters the GPU's owner must have opened to users. A pipe's share is of the cycles in
 which the SM runs the kernel; a share of the tensor cores near 100% is the end of what these allow.

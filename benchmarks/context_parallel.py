@@ -1,9 +1,9 @@
 """torch's context parallelism over several GPUs, its attention computed by attngen and by cuDNN: forward, and with gradients.
 
-    python benchmarks/context_parallel.py [--gpus N] [--lengths 32768,131072] [--rounds 5] [--write docs/performance_tables.md]
+    python benchmarks/context_parallel.py [--gpus N] [--lengths 32768,131072] [--rounds 5] [--write docs/tables]
     python benchmarks/context_parallel.py --trial       two processes of the CPU, short rows: whether it runs
-    python benchmarks/context_parallel.py --only balance [--write docs/performance_tables.md]      no GPU: tiles of each GPU
-    python benchmarks/context_parallel.py --only documents [--write docs/performance_tables.md]
+    python benchmarks/context_parallel.py --only balance [--write docs/tables]      no GPU: tiles of each GPU
+    python benchmarks/context_parallel.py --only documents [--write docs/tables]
 
 One process for each GPU has a part of every sequence, for causal attention the first part and the last one of twice as many, so
 that all have equal work. Keys travel around a ring (`alltoall`), or are gathered (`allgather`): torch's two plans. 32 query

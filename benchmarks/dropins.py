@@ -1,7 +1,7 @@
 """Models of transformers with the attention of torch, FlexAttention and attngen: tokens a second of training and of prefill.
 
     python benchmarks/dropins.py [--models llama,gemma2] [--length S] [--layers N] [--rounds N]
-                                 [--write docs/performance_tables.md]
+                                 [--write docs/tables]
 
 Layers have the widths of Llama 3 8B and Gemma 2 9B, random weights in bf16, one sequence of S tokens. `attn_implementation` is
 "sdpa" with cuDNN first, "flex_attention" or "attngen". A training step is forward, backward and AdamW under torch.compile.

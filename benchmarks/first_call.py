@@ -1,6 +1,6 @@
 """How long the first call of a variant takes, from the spec to the result on the GPU, for each fused schedule.
 
-    python benchmarks/first_call.py [BEFORE] [--write docs/performance_tables.md]
+    python benchmarks/first_call.py [BEFORE] [--write docs/tables]
 
 Each line is the median of several processes. Torch and the GPU are initialized before the clock starts. The cache on disk is
 empty (cold) or was filled by another process (warm); NVRTC's own cache is not used. `import` is the time of `import

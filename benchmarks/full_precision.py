@@ -1,6 +1,6 @@
 """fp32 at full precision, and at `precision high`, beside torch's fused and unfused kernels, in one process.
 
-    python benchmarks/full_precision.py [--write docs/performance_tables.md]
+    python benchmarks/full_precision.py [--write docs/tables]
 
 B4 H8 D64, randn; errors are maximal errors against float64. Medians of `--rounds`, in random order, L2 flushed.
 """

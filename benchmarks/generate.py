@@ -1,7 +1,7 @@
 """transformers' `generate` with the attention of torch, FlexAttention and attngen: tokens a second, and whether they are right.
 
     python benchmarks/generate.py [--batches 1,32] [--prompt S] [--new N] [--layers N] [--dtype bf16] [--rounds N]
-                                  [--seconds N] [--json FILE] [--write docs/performance_tables.md]
+                                  [--seconds N] [--json FILE] [--write docs/tables]
 
 A Llama of 1B (hidden size 2048, 16 layers, 32 heads over 8, D64) with random weights, a prompt of random tokens, greedy tokens,
 a static cache, compiled as `generate` does by itself on a GPU (torch.compile, CUDA graphs). `attn_implementation` is "sdpa",

@@ -1,6 +1,6 @@
 """The hopper schedule (wgmma, TMA; sm_90a) beside torch's cuDNN backend, and its variants beside FlexAttention.
 
-    python benchmarks/hopper.py [--only plain,errors] [--rounds N] [--write docs/performance_tables.md]
+    python benchmarks/hopper.py [--only plain,errors] [--rounds N] [--write docs/tables]
 
 Each part is a module of `hopper_parts` that describes what it measures. Rows are printed as they are measured, and a table is
 written when its part is complete; other parts keep their tables. Unless a part says otherwise: 16384 tokens, 2048 / D heads,

@@ -1,6 +1,6 @@
 """What a call costs the host, in four parts.
 
-    python benchmarks/host_cost.py [--only calls,lengths,plans,imports] [--write docs/performance_tables.md]
+    python benchmarks/host_cost.py [--only calls,lengths,plans,imports] [--write docs/tables]
 
 calls: attngen's ways of calling, beside torch's, in one process. Microseconds a call, median of batches of calls that are
 queued without waiting; the problem (B1 H4 S64 D64 bf16) is so small that the GPU is never behind.

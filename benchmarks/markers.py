@@ -6,15 +6,18 @@ from pathlib import Path
 
 
 def write_between(path: Path, script: str, text: str, part: str | None = None) -> None:
-    """Replace what stands between the markers of `benchmarks/SCRIPT.py`, or of one part of it (its option --only).
+    """Replace what stands between the markers of `benchmarks/SCRIPT.py`, or of one part of it (its option --only), in the page
+    `path`, or in the page of the folder `path` that has them.
 
-    Raises ValueError where `path` has none.
+    Raises ValueError if there are none.
     """
     name = f"{script} {part}" if part else script
-    page = path.read_text()
-    start = page.find(f"<!-- {name}: begin")
-    stop = page.find(f"<!-- {name}: end -->")
-    if start < 0 or stop < start:
-        raise ValueError(f"{path} has no markers of {name}")
-    first = page.index("\n", start) + 1
-    path.write_text(f"{page[:first]}{text}\n{page[stop:]}")
+    for page in sorted(path.glob("*.md")) if path.is_dir() else [path]:
+        found = page.read_text()
+        start = found.find(f"<!-- {name}: begin")
+        stop = found.find(f"<!-- {name}: end -->")
+        if 0 <= start < stop:
+            first = found.index("\n", start) + 1
+            page.write_text(f"{found[:first]}{text}\n{found[stop:]}")
+            return
+    raise ValueError(f"{path} has no markers of {name}")

@@ -1,6 +1,6 @@
 """The portable fused kernel (mma.sync, sm_80 and later) beside torch's FlashAttention-2 and FlexAttention.
 
-    python benchmarks/portable.py [--only plain,variants] [--rounds N] [--write docs/performance_tables.md]
+    python benchmarks/portable.py [--only plain,variants] [--rounds N] [--write docs/tables]
 
 Each part is a module of `portable_parts` that describes what it measures. Rows are printed as they are measured, and a table is
 written when its part is complete; other parts keep their tables. Unless a part says otherwise: 16384 tokens, 2048 / D heads,

@@ -1,6 +1,6 @@
 """The three schedules side by side on the GPU, beside torch's own kernels.
 
-    python benchmarks/schedules.py [--write docs/performance_tables.md]
+    python benchmarks/schedules.py [--write docs/tables]
 
 Median milliseconds of a call by CUDA events, L2 flushed before each, rounds in random order; TFLOP/s count the pairs that the
 mask keeps (4 * D FLOP a pair).

@@ -1,6 +1,6 @@
 """The attention of known models, by its shapes, beside the fastest of torch's backends.
 
-    python benchmarks/shapes.py [--only bert,llama] [--rounds N] [--write docs/performance_tables.md]
+    python benchmarks/shapes.py [--only bert,llama] [--rounds N] [--write docs/tables]
 
 bf16, randn, on one GPU: `attngen.torch.attention` and `scaled_dot_product_attention` with each backend that takes the call
 (cuDNN, FlashAttention-2, efficient), with the same arguments; masks and biases are tensors. Forward, and forward with backward.

@@ -1,6 +1,6 @@
 """The three kernels of the tiled schedule one by one, at every tile, beside torch's own products and softmax.
 
-    python benchmarks/tiled.py [--write docs/performance_tables.md]
+    python benchmarks/tiled.py [--write docs/tables]
 
 Median milliseconds by CUDA events, L2 flushed before each. Products are in TFLOP/s, the softmax in TB/s read and written;
 masked pairs do not count.

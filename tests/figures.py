@@ -26,7 +26,7 @@ from tests.conftest import ROOT
 from tests.harness import shipped
 
 FIGURES = ROOT / "docs" / "figures"
-TABLES = ROOT / "docs" / "performance_tables.md"
+TABLES = ROOT / "docs" / "tables"
 HOPPER = "sm_90a"
 
 
@@ -73,20 +73,24 @@ def front() -> Picture:
 
 
 def table(marker: str) -> tuple[str, list[str], list[list[str]]]:
-    """What was measured (the line before the table), its head, and its rows, of the table between the markers."""
-    text = TABLES.read_text()
+    """What was measured (the line before the table), its head, and its rows, of the first table between the markers."""
+    text = "".join(page.read_text() for page in sorted(TABLES.glob("*.md")))
     found = re.search(rf"<!-- {re.escape(marker)}: begin .*?-->\n(.*?)\n<!-- {re.escape(marker)}: end -->", text, re.S)
     assert found is not None, marker
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines() if line.startswith("|")]
+    first = re.search(r"^\|.*?(?=\n\n|\Z)", found[1], re.M | re.S)
+    assert first is not None, marker
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in first[0].splitlines()]
     return found[1].splitlines()[0], lines[0], lines[2:]
 
 
-def chart(marker: str, title: str, columns: Mapping[str, str], rows: str, unit: str, labels: str = r"(.*)") -> Picture:
-    """Bars of some columns (name of the column: words) of the rows that match a pattern."""
+def chart(
+    marker: str, title: str, columns: Mapping[str, str], rows: str, unit: str, labels: str = r"(.*)", cell: str = ""
+) -> Picture:
+    """Bars of some columns (name of the column: words) of the rows that match a pattern, and have a cell."""
     about, head, lines = table(marker)
     values = {}
     for line in lines:
-        if re.search(rows, line[0]):
+        if re.search(rows, line[0]) and (not cell or cell in line):
             numbers = {words: re.match(r"[\d.]+", line[head.index(name)]) for name, words in columns.items()}
             found = re.search(labels, line[0])
             assert found is not None
@@ -120,6 +124,17 @@ CHARTS: dict[str, Callable[[], Picture]] = {
         {"attngen": "attngen", "torch cuDNN": "cuDNN", "torch flash": "FlashAttention-2 of torch"}, "", "us",
     ),
     "chart_models": models,
+    "chart_backward": partial(
+        chart, "backward plain", "Backward, bf16, TFLOP/s", {"attngen": "attngen", "torch cuDNN": "cuDNN"},
+        "^bf16", "TFLOP/s", "bf16 (.*)",
+    ),
+    "chart_fp32": partial(
+        chart, "full_precision", "fp32, milliseconds a call (less is better)",
+        {"attngen, ms": "attngen", "efficient, ms": "torch, efficient", "math, ms": "torch, math"}, "S(1024|2048|4096)$", "ms",
+    ),
+    "chart_several_gpus": partial(
+        chart, "context_parallel", "Context parallelism, forward, TFLOP/s", PLAIN, "", "TFLOP/s", cell="forward",
+    ),
 }  # fmt: skip
 
 # Quick ones are computed from plans; the others run on the emulated device, or compile.
