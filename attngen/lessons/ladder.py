@@ -98,8 +98,11 @@ def rungs(spec: AttentionSpec, ladder: Ladder = FORWARD) -> tuple[Rung, ...]:
 
 def _variant(spec: AttentionSpec, ladder: Ladder) -> tuple[str, dict[str, str]]:
     """The functions of mask and score as the simplest schedule has them, and how they are called."""
-    arch, wanted = ARCHES[ladder.steps[0].arch], QKV if ladder is BACKWARD else ()
-    plan = choose(spec, arch, PORTABLE_SCHEDULES[0], **({"direction": "backward", "wanted": wanted} if wanted else {}))
+    arch, simplest = ARCHES[ladder.steps[0].arch], PORTABLE_SCHEDULES[0]
+    if ladder is BACKWARD:
+        plan = choose(spec, arch, simplest, direction="backward", wanted=QKV)
+    else:
+        plan = choose(spec, arch, simplest)
     texts, calls = [], dict(NOTHING)
     for found in _FUNCTION.finditer(emit(spec, plan).text):
         texts.append(found[0])
