@@ -19,28 +19,30 @@ def _of_warps(warps: int, *others: tuple[str, int | str]) -> tuple[tuple[str, in
 STEPS = (
     Step(
         1, "one_thread_a_row", "one thread a row", "",
-        "A thread computes a row of O as the equations read: the maximum of its scores, their sum, the weighted sum of values.",
+        "A thread computes a row of O, as the equations say: the maximum of its scores, then the sum of exponentials, then "
+        "the weighted sum of values.",
         _rows(128, 128), (("THREADS", 128),),
         ("sectors", "3 * 8 * 256 * 64 * 33 + 8 * 256 * 64 + 8 * 64 * 32",
-         "A warp has 32 rows. For each element of each score, it touches 32 sectors of Q and one of K, three "
-         "times; then one of V; and 32 for each column of O."),
+         "A warp has 32 rows. For each element that it adds to scores, it touches 32 sectors of Q and one of K; and it "
+         "computes each score three times. Then it touches one sector for each element of V, and 32 for each column of O."),
         (),
     ),
     Step(
         2, "coalesced", "a warp a row, coalesced",
-        "Lanes read rows of Q and write rows of O that lie apart: a warp touches 32 sectors for 2 bytes each. And one "
-        "row a thread leaves most of a GPU idle if rows are few.",
+        "Each lane reads another row of Q and writes another row of O, so a warp touches 32 sectors to use 2 bytes of each. "
+        "And with one row a thread, most of a GPU is idle if there are few rows.",
         "A warp computes a row. Lane l has the columns l, l + 32, ..., so that a warp reads neighbouring numbers; a "
         "score is a sum over lanes.",
         _rows(8, 256), _of_warps(8),
         ("sectors", "(3 * 8 + 4) * 256 * 256 + 4 * 256",
-         "A score reads 4 sectors of K and 4 of Q, three times; a value is 4, and so is a row of O."),
+         "A warp reads 4 sectors of K and 4 of Q for a score, and computes each score three times. A row of V is 4 sectors, "
+         "and so is a row of O."),
     ),
     Step(
         3, "shared_tiles", "tiles in shared memory",
         "Each warp reads all keys and values from global memory by itself.",
-        "The warps of a block copy 32 keys to shared memory once, and all use them. A lane now computes the score of "
-        "its own key; the maximum and the sum of the keys of a tile are each one reduction.",
+        "The warps of a block copy 32 keys to shared memory once, and all use them. A lane now computes the score of its own "
+        "key. The maximum over a tile is one reduction, and so is the sum.",
         _rows(8, 256), _of_warps(8, ("KEYS", 32)),
         ("global_read", "32 * 3 * 256 * 128 + 256 * 128",
          "There are 32 blocks of 8 rows; each reads K twice and V once, and its own rows of Q."),
@@ -67,7 +69,8 @@ STEPS = (
     Step(
         6, "online_softmax", "the online softmax",
         "Keys are read and multiplied twice: once for the maximum, once for the weights.",
-        "One pass: maximum and sum are those of the keys so far, and what was summed is rescaled when the maximum grows.",
+        "One pass: the kernel keeps the maximum and the sum of the keys so far, and rescales its sums when the maximum "
+        "grows.",
         _rows(32, 256), _of_warps(8, ("KEYS", 32), ("ROWS", 4), ("PAD", 8)),
         ("global_read", "8 * 2 * 256 * 128 + 256 * 128",
          "K is read once."),
@@ -88,7 +91,7 @@ STEPS = (
         "cp.async copies the next tile to a second stage while this one is used: double buffering.",
         _rows(64, 128), _of_warps(4, ("KEYS", "D <= 64 ? 64 : 32"), ("ROWS", 16), ("PAD", 8), ("STAGES", 2)),
         ("barriers", "4 * 4",
-         "Four blocks of 64 rows visit four tiles of 64 keys, with one barrier each, where there were four."),
+         "Four blocks of 64 rows visit four tiles of 64 keys, with one barrier for each visit; step 7 has four."),
         (*TENSOR, "cp_async"),
     ),
 )  # fmt: skip
