@@ -38,7 +38,10 @@ CODE_OR_LINK = re.compile(
     r"^(?P<fence>```+|~~~+).*?^(?P=fence)|`[^`\n]+`|\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)", re.M | re.S
 )
 SESSION_BLOCK = re.compile(r"^```console\n", re.M)
-REPORTS = bool(os.environ.get("ATTNGEN_REPORTS"))  # report pages of all specs, linked from the gallery
+# Specs whose report pages the gallery links to: ATTNGEN_REPORTS=1 makes those of all shipped specs, =gpt2,alibi of two.
+WANTED = os.environ.get("ATTNGEN_REPORTS", "")
+SHIPPED = [path.stem for path in sorted((ROOT / "specs").glob("*.attn"))]
+REPORTS = SHIPPED if WANTED == "1" else [name for name in WANTED.split(",") if name]
 REPORT_COMMAND = re.compile(r"`attngen report (\w+)`(?=;)")
 WRITTEN = re.compile(r"^<!-- [\w ]+: begin \((python [^)]*)\) -->$", re.M)  # the marker of what a command writes
 SPEC_BLOCK = re.compile(r"^```\n(?=(?:#.*\n)*attention \w+ \{)", re.M)
@@ -85,9 +88,13 @@ def rewritten(text: str, home: str, uri: str) -> str:
 
     text = SESSION_BLOCK.sub("```attngen-session\n", SPEC_BLOCK.sub("```attn\n", text))
     text = WRITTEN.sub(r"Written by `\1`:\n", text)
-    if REPORTS:
-        text = REPORT_COMMAND.sub(r'<a href="reports/\1.html">its report page</a>', text)
+    text = REPORT_COMMAND.sub(_report_link, text)
     return CODE_OR_LINK.sub(place, text)
+
+
+def _report_link(found: re.Match[str]) -> str:
+    """A command that makes a report, as a link to the page if the site has it."""
+    return f'<a href="reports/{found[1]}.html">its report page</a>' if found[1] in REPORTS else found[0]
 
 
 def _relative(to: str, uri: str) -> str:
@@ -170,7 +177,7 @@ def on_files(files: Files, config: Any) -> Files:
         uri = uri_of(path)
         if uri and files.get_file_from_path(uri) is None and (ROOT / path).exists():
             add(uri, (listing if (ROOT / path).is_dir() else shown)(path), path.startswith(LISTED) or path in notebooks)
-    for name in [path.stem for path in sorted((ROOT / "specs").glob("*.attn"))] if REPORTS else ():
+    for name in REPORTS:
         files.append(File.generated(config, f"reports/{name}.html", content=report_of(name)))
     config.nav = _expanded(config.nav, files)
     return files

@@ -35,7 +35,8 @@ attngen draw alibi tiles      # the picture
 attngen report alibi          # its report page: spec, plan, CUDA and machine code, linked
 ```
 
-`ATTNGEN_REPORTS=1 mkdocs build -f .site/mkdocs.yml` builds the site with all report pages, which takes some minutes.
+`ATTNGEN_REPORTS=1 mkdocs build -f .site/mkdocs.yml` builds the site with all report pages, which takes some minutes;
+`ATTNGEN_REPORTS=gpt2,alibi` makes those of two specs.
 
 """
 

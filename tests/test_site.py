@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -29,17 +30,18 @@ CHAPTERS = {
 }
 
 
-def build(config: Path, to: Path) -> str:
+def build(config: Path, to: Path, reports: str = "") -> str:
     """What is wrong; not --quiet, which would keep MkDocs from counting its warnings."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "--site-dir", str(to)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    surroundings = {**os.environ, "ATTNGEN_REPORTS": reports}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("site")
-    assert not build(ROOT / ".site" / "mkdocs.yml", directory)
+    assert not build(ROOT / ".site" / "mkdocs.yml", directory, reports="gpt2")
     return directory
 
 
@@ -71,6 +73,21 @@ def test_every_document_spec_and_generated_file_has_a_page(site: Path) -> None:
     for source in sources:
         text = re.sub(r"<[^>]+>", "", (site / f"{source}.html").read_text())
         assert (ROOT / source).read_text().split("\n", 1)[0] in text
+
+
+def test_the_gallery_links_to_the_reports_that_are_there(site: Path) -> None:
+    """And shows the command of the others."""
+    gallery, report = ((site / name).read_text() for name in ("gallery.html", "reports/gpt2.html"))
+    assert re.findall(r'href="(reports/[^"]*)"', gallery) == ["reports/gpt2.html"]
+    assert "<code>attngen report alibi</code>" in gallery
+    assert "gpt2_fused" in report
+    assert "wgmma" in report or "mma" in report
+
+
+def test_the_commands_of_tables_are_shown(site: Path) -> None:
+    page = (site / "tables" / "hopper.html").read_text()
+    assert "<code>python benchmarks/hopper.py --only plain --write docs/tables</code>" in page
+    assert "begin (python" not in re.sub(r"<!--.*?-->", "", page, flags=re.S)
 
 
 def test_specs_are_highlighted(site: Path) -> None:

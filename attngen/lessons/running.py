@@ -16,7 +16,7 @@ from attngen.emit.program import KernelEntry, Parameter, Program, evaluate
 from attngen.inspect.tracing import totals
 from attngen.lessons.backward import BACKWARD
 from attngen.lessons.ladder import Rung
-from attngen.lessons.step import GROUP, HEAD, SIZES
+from attngen.lessons.step import GROUP, HEAD
 from attngen.puzzles.running import aligned, compile_program, garbage, memory_of, parameters_of
 from attngen.reference.gradients import numpy_gradients, sample_loss
 from attngen.reference.numpy_oracle import numpy_attention
@@ -66,7 +66,7 @@ def _known(rung: Rung, sizes: Mapping[str, int]) -> dict[str, int]:
 def given_and_expected(rung: Rung, sizes: Mapping[str, int]) -> tuple[dict[str, Array], dict[str, Array]]:
     """The inputs of a step, of random numbers, and its outputs in float64."""
     spec = replace(rung.spec, q_heads=None, kv_heads=None)  # the kernels take any number
-    problem = sample(spec, Shape(1, *(sizes[name] for name in SIZES)))
+    problem = sample(spec, Shape(1, sizes["q_heads"], sizes["kv_heads"], sizes["q_len"], sizes["kv_len"]))
     given = {name.upper(): problem.arrays(spec)[name] for name in QKV}
     if rung.ladder is not BACKWARD:
         return _of_batch(given), _of_batch({"O": numpy_attention(spec, problem, {}).output})
