@@ -118,6 +118,11 @@ class Fp8Plan(HopperPlan):
     products: Products = choice("products of P V", {"in_parts": ("in parts of the columns", WHY_PARTS)})
     part_columns: int  # columns of V that are multiplied at once
 
+    @property
+    def step(self) -> str:
+        """What is under way beside P V: `templates/parts/hopper/step_NAME.cuh.j2`."""
+        return "beside_scores" if self.products == "whole" else "in_turn"
+
 
 def buffers(facts: SpecFacts, tile: Tile, output_slabs: int = 1) -> tuple[SharedBuffer, ...]:
     spec = facts.spec
