@@ -14,6 +14,7 @@ from hopper_parts import (
     changing,
     dropout,
     errors,
+    fp32,
     grouped,
     lengths,
     plain,
@@ -41,6 +42,7 @@ PARTS = {
     "quantized": quantized,
     "products_of_8_bits": products_of_8_bits,
     "sums_of_8_bits": sums_of_8_bits,
+    "fp32": fp32,
 }
 
 if __name__ == "__main__":

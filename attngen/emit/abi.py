@@ -12,7 +12,9 @@ from attngen.plan.head_scale import with_head_scale
 from attngen.plan.plan import Plan
 from attngen.plan.prepared import with_converted_keys
 from attngen.plan.spans import Span
+from attngen.plan.terms import TERMS, term_columns
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import BF16
 from attngen.spec.gradient import gradient_argument
 
 STRIDE_LETTERS = "bhsd"  # batch, or page of a pool; head, sequence, dimension
@@ -103,6 +105,11 @@ def program_tensors(
         yield Tensor(converted(name), "workspace", spec.dtype.name, keys_of_heads(as_read(spec, plan), size))
     for name in plan.transposed:
         yield Tensor(transposed(name), "workspace", spec.dtypes[name.lower()].name, transposed_axes(spec, plan.block_kv))
+    for name in plan.in_terms:
+        axes = rows_of_heads if name == "Q" else keys_of_heads
+        of_name, size = ("head_dim_v", spec.head_dim_v) if name == "V" else ("head_dim", spec.head_dim)
+        wide = Axis(of_name, TERMS * term_columns(size))
+        yield Tensor(in_terms(name), "workspace", BF16.name, axes(spec, wide))
     yield from (backward_tensors if plan.direction == "backward" else forward_tensors)(spec, plan, layout)
     for name in plan.workspaces:
         yield Tensor(name, "workspace", "fp32", axes_of(name))
@@ -197,6 +204,11 @@ def converted(name: str) -> str:
 def transposed(name: str) -> str:
     """The workspace with the columns of a tensor as rows, which other kernels read in its place."""
     return f"{name}_transposed"
+
+
+def in_terms(name: str) -> str:
+    """The workspace with three terms of each number of a tensor, which other kernels read in its place."""
+    return f"{name}_terms"
 
 
 def transposed_axes(spec: AttentionSpec, keys: int) -> tuple[Axis, ...]:

@@ -12,6 +12,7 @@ from attngen.emit.kernel_text import KernelText
 from attngen.emit.pair_layout import FRAGMENTS, KEYS_OF_WARPGROUP, PACKED_HEADS, ROWS_OF_WARPGROUP, TRANSPOSED, WARPGROUP
 from attngen.emit.rotation import THREADS as ROTARY_THREADS
 from attngen.emit.rotation import chunk, rotating_kernels, rotation_of
+from attngen.emit.terms import splitting, splitting_kernels
 from attngen.emit.tile_ranges import RangeKernel, range_kernel
 from attngen.emit.transposition import transposing_kernels, transposition
 from attngen.emit.variant import Variant
@@ -95,7 +96,7 @@ class File(KernelMaker):
     def launch_order(self) -> list[KernelText]:
         rotating = [one.kernel for one in rotating_kernels(self)]
         ranges = (r.kernel for r in self.range_kernels())
-        prepared = (*converting_kernels(self), *transposing_kernels(self))
+        prepared = (*converting_kernels(self), *transposing_kernels(self), *splitting_kernels(self))
         return [*rotating[:1], *prepared, *ranges, *self.kernels().values(), *rotating[1:]]
 
     def range_kernels(self) -> list[RangeKernel]:
@@ -110,6 +111,7 @@ class File(KernelMaker):
             **self._rotation(),
             **conversion(self),
             **transposition(self),
+            **splitting(self),
             "preparing": self._preparing(),
             **self._captured(),
             "plan": plan,
@@ -168,7 +170,7 @@ class File(KernelMaker):
     def _preparing(self) -> list[str]:
         """The kernels that prepare rows, `parts/NAME.cu.j2`."""
         plan = self.plan
-        kinds = {"rotary": plan.rotated, "converted": plan.converted, "transposed": plan.transposed}
+        kinds = {"rotary": plan.rotated, "converted": plan.converted, "transposed": plan.transposed, "terms": plan.in_terms}
         return [kind for kind, tensors in kinds.items() if tensors]
 
     def _classification(self) -> dict[str, object]:

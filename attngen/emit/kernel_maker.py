@@ -51,7 +51,8 @@ class KernelMaker:
         """The tensors whose rows a kernel before the others prepares, each with the workspace that those read in its place."""
         rotated = {name: abi.rotated(name) for name in self.plan.rotated}
         transposed = {name: abi.transposed(name) for name in self.plan.transposed}
-        return rotated | transposed | {name: abi.converted(name) for name in self.plan.converted}
+        in_terms = {name: abi.in_terms(name) for name in self.plan.in_terms}
+        return rotated | transposed | in_terms | {name: abi.converted(name) for name in self.plan.converted}
 
     def read(self, name: str) -> Tensor:
         """A tensor as kernels read it after those that prepare rows."""

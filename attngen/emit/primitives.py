@@ -16,7 +16,8 @@ PLACE = "%primitives%\n"  # where primitives stand in a template, after the cons
 ORDER = """
     type_fp16 to_float_fp16 to_fp16 type_bf16 to_float_bf16 to_bf16 to_float_fp32 to_fp32
     type_fp8_e4m3 to_float_fp8_e4m3 type_fp8_e5m2 to_float_fp8_e5m2
-    pack_fp16 pack_bf16 unpack_fp16 unpack_bf16 exp2_log2 fast_reciprocal fast_log2 fast_tanh fast_tanh_of_two rough_tanh
+    pack_fp16 pack_bf16 unpack_fp16 unpack_bf16 terms_bf16
+    exp2_log2 fast_reciprocal fast_log2 fast_tanh fast_tanh_of_two rough_tanh
     special_registers opaque griddepcontrol cp_async cp_async_stream finite_or_0 cp_async_4
     special_fp16 special_bf16 special_fp32 not_zero
     mbarrier mbarrier_arrive mbarrier_wait mbarrier_init_fence tma_load tma_load_5d bulk_load tma_store tma_store_5d

@@ -13,11 +13,12 @@ from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles, exact_integers, extents, pairs_in, pairs_visited
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.products import operations_of_a_pair
+from attngen.plan.terms import TERMS
 from attngen.reference.definition import Problem, allowed_rows
 from attngen.reference.problems import Array, Sample
 from attngen.schedules.parts.mma import operands
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import from_storage
+from attngen.spec.dtypes import BF16, from_storage
 
 SCORE_BYTES = 4  # scores in memory are fp32
 MOST_TILES = 2**28  # at most so many are classified one by one, in some seconds
@@ -168,6 +169,9 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
         least += 2 * of_q * kv_heads * kv_len * (spec.head_dim + spec.head_dim_v)
     if plan.transposed:  # and of V
         least += 2 * of_v * kv_heads * kv_len * spec.head_dim_v
+    if plan.in_terms:  # and the terms of all three
+        in_terms = heads * q_len * spec.head_dim + kv_heads * kv_len * (spec.head_dim + spec.head_dim_v)
+        least += 2 * TERMS * BF16.bytes * in_terms
     if not plan.schedule.is_fused:
         crossings = 2 if spec.normalize == "none" else 4  # written and read by each of the launches
         least += heads * SCORE_BYTES * crossings * _visited(plan, q_len, kv_len, kinds, rows, whole=True)

@@ -163,6 +163,7 @@ class Schedule:
     # of the emulated device, on one core of 2024: for a pair of a row and a key, and each element of their Q, K and V
     emulated_ns: float
     converts_keys: bool = False  # K and V of 8 bits are converted before; else, if `types` allows them, it reads them itself
+    on_request: bool = False  # "auto" does not choose it: its rate is not known yet
     multiplies_bytes: bool = False  # its products are of 8 bits: under its keyword, it is for Q of 8 bits and others are not
     scales_heads: bool = False  # a factor of s that all pairs of a head share joins the scale
     packs_heads: bool = False  # the rows of all query heads of a key/value head are in one tile
@@ -255,6 +256,7 @@ class Plan:
     saved: tuple[str, ...] = ()  # results that a backward reads: "out", "lse", "lse_rest"; those that a forward writes for it
     rotated: tuple[str, ...] = ()  # tensors whose rows a kernel before the others rotates, into workspaces that those read
     converted: tuple[str, ...] = ()  # tensors of 8 bits that a kernel before the others writes in the type of Q
+    in_terms: tuple[str, ...] = ()  # tensors of fp32 that kernels before the others write as three terms of bf16
     transposed: tuple[str, ...] = ()  # tensors that a kernel before the others transposes, in slabs of BLOCK_KV keys
     head_scale: bool = False  # factors of s that all pairs of a head share are in the scale, see `attngen.plan.head_scale`
     workspaces: tuple[str, ...] = ()  # arrays of fp32 numbers, by name; the context has their axes

@@ -9,7 +9,7 @@ from attngen.plan.plan import Schedule, refusal
 from attngen.schedules.decode import DECODE, DECODE_WGMMA
 from attngen.schedules.fused_mma import FUSED_MMA
 from attngen.schedules.fused_simt import FUSED_SIMT
-from attngen.schedules.hopper import HOPPER, HOPPER_FP8, HOPPER_WIDE
+from attngen.schedules.hopper import HOPPER, HOPPER_FP8, HOPPER_FP32, HOPPER_WIDE
 from attngen.schedules.naive import NAIVE
 from attngen.schedules.tiled import TILED
 from attngen.schedules.wgmma import WGMMA
@@ -18,7 +18,7 @@ from attngen.spec.dtypes import FP8_DTYPES
 
 # In order of preference under one keyword.
 SCHEDULES: tuple[Schedule, ...] = (
-    NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, HOPPER_WIDE, HOPPER_FP8, DECODE_WGMMA, DECODE,
+    NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, HOPPER_WIDE, HOPPER_FP8, HOPPER_FP32, DECODE_WGMMA, DECODE,
 )  # fmt: skip
 UNFUSED = {s.keyword for s in SCHEDULES if not s.is_fused}  # these have several kernels, with S in global memory
 FUSED: ScheduleName = "fused"
@@ -67,7 +67,7 @@ def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule
 
 def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
     """The keyword that "auto" stands for."""
-    suitable = keywords_of(facts, arch)
+    suitable = {s.keyword for s in schedules_of(facts) if not s.on_request and s.suits(facts, arch)}
     return next((keyword for keyword in AUTOMATIC if keyword in suitable), AUTOMATIC[-1])
 
 

@@ -145,6 +145,24 @@ def test_products_of_8_bits_beside_bf16_and_what_others_published() -> None:
     )
 
 
+def test_fp32_beside_the_portable_kernel_and_torch() -> None:
+    row = {
+        "ratio": 1.8,
+        "tflops": {"hopper": 104.4, "fused": 58.0, "efficient": 31.2},
+        "errors": {"hopper": 3e-7, "fused": 4e-7, "efficient": 9e-7, "math": 6e-7},
+    }
+    rows = [row | {"case": "one", "goal": 100.0}, row | {"case": "two", "goal": 95.0}, row | {"case": "three", "goal": None}]
+    text = part("fp32").table(rows)
+    assert "| one | 104 | 58 | 31 | 1.80 | 3.0e-07 | 4.0e-07 | 9.0e-07 | 6.0e-07 |" in text
+    assert text.endswith("Ratio to fused: geometric mean 1.80, least 1.800 (one).")
+    found = part("fp32").marks(rows)
+    assert [(mark.at, mark.goal, mark.measured, mark.is_met) for mark in found] == [
+        ("one", 100.0, 104.4, True),
+        ("two", 95.0, 104.4, True),
+        ("one", 1.0, 0.5, True),
+    ]
+
+
 def test_sums_of_8_bits_in_one_level_are_those_of_the_same_kernel() -> None:
     """Its text has what the other form replaces, which computes the same where sums lose nothing, as on the emulated device."""
     sums = part("sums_of_8_bits")

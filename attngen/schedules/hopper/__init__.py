@@ -1,10 +1,11 @@
-"""The schedule `hopper`: an object for heads of up to 256, one for wider heads, and one for products of 8 bits."""
+"""The schedule `hopper`: an object for heads of up to 256, for wider heads, for products of 8 bits, and for fp32."""
 
 from attngen.plan.plan import LARGEST_HEAD, WIDEST_HEAD, Schedule
 from attngen.plan.prepared import converted_types
-from attngen.schedules.hopper import fp8_plan, fp8_shown, needs, plan, shown, wide_plan, wide_shown
+from attngen.schedules.hopper import fp8_plan, fp8_shown, fp32_plan, needs, plan, shown, wide_plan, wide_shown
 from attngen.schedules.hopper.context import Hopper
 from attngen.schedules.hopper.fp8_context import HopperFp8
+from attngen.schedules.hopper.fp32_context import HopperFp32
 from attngen.schedules.hopper.wide_context import HopperWide
 from attngen.schedules.parts import wgmma
 
@@ -70,4 +71,25 @@ HOPPER_FP8 = Schedule(
     emulated_ns=7,
     context=HopperFp8,
     loops=fp8_shown.loops,
+)
+
+HOPPER_FP32 = Schedule(
+    name="hopper_fp32",
+    keyword="hopper",
+    summary="hopper for fp32: six products of three terms of bf16 a number, whose sums over keys are added after each tile.",
+    propose=fp32_plan.propose,
+    why_not=fp32_plan.why_not,
+    types=fp32_plan.types,
+    needs=wgmma.NEEDED,
+    largest_head=fp32_plan.WIDEST,
+    tiles=fp32_plan.tiles,
+    in_return="each number is three of bf16",
+    on_request=True,
+    scales_heads=True,
+    on_tensor_cores=True,
+    by_tma=True,
+    is_warp_specialized=True,
+    emulated_ns=40,
+    context=HopperFp32,
+    loops=shown.loops,
 )
