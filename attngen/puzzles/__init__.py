@@ -14,7 +14,11 @@ from attngen.puzzles.puzzle import Random as Random
 from attngen.puzzles.puzzle import normal_numbers as normal_numbers
 from attngen.puzzles.puzzle import rows_map as rows_map
 from attngen.puzzles.puzzle import whole_numbers as whole_numbers
+from attngen.puzzles.reference import FAR as FAR
 from attngen.puzzles.reference import Backward as Backward
 from attngen.puzzles.reference import attention as attention
+from attngen.puzzles.reference import far_scores as far_scores
+from attngen.puzzles.reference import near as near
 from attngen.puzzles.reference import positions as positions
+from attngen.puzzles.reference import tolerance_of as tolerance_of
 from attngen.puzzles.reference import weights as weights

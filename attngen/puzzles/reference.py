@@ -8,6 +8,9 @@ import numpy as np
 
 from attngen.puzzles.puzzle import Array, Random, normal_numbers
 
+FAR = 130  # exp of it is infinite in fp32, and exp(-FAR) is 0
+_FAR_Q = 32
+
 
 def attention(q: Array, k: Array, v: Array, keep: Array | None = None) -> Array:
     """softmax(q k^T / sqrt(d)) v for one head: q [rows, d], k and v [keys, d], keep [rows, keys]."""
@@ -22,6 +25,25 @@ def weights(q: Array, k: Array, keep: Array | None = None) -> tuple[Array, Array
         s = np.where(keep, s, -np.inf)
     lse = np.log(np.exp(s - s.max(1, keepdims=True)).sum(1)) + s.max(1)
     return np.exp(s - lse[:, None]), lse
+
+
+def far_scores(q: Array, k: Array, level: int) -> tuple[Array, Array]:
+    """q and k with another first column, so that all scores are near `level` and differ as before; level 0 changes nothing.
+    At FAR and -FAR a kernel that takes exp(score) without the maximum, or begins the maximum at 0, writes NaN."""
+    if level:
+        q, k = q.copy(), k.copy()
+        q[:, 0], k[:, 0] = _FAR_Q, round(level * q.shape[1] ** 0.5 / _FAR_Q)
+    return q, k
+
+
+def near(level: int) -> str:
+    """`far_scores` in the words of a case."""
+    return f", scores near {level}" if level else ""
+
+
+def tolerance_of(level: int, plain: float) -> float:
+    """That of a case with `far_scores`: fp32 rounds a score of 130 to 1e-5, and so its weight; `plain` at level 0."""
+    return 1e-4 if level else plain
 
 
 def positions(rows: int, keys: int) -> tuple[Array, Array]:

@@ -6,7 +6,12 @@ from attngen.puzzles import Array, Case, Puzzle, Random, Target
 def cases(rng: Random) -> list[Case]:
     rising = np.sort(100 * rng.normal(size=(1, 1500)))
     few = rng.normal(size=(2, 5))
-    return [case(rng.normal(size=(3, 320)), "3 rows of 320"), case(rising, "1500 rising scores"), case(few, "2 rows of 5")]
+    return [
+        case(rng.normal(size=(3, 320)), "3 rows of 320"),
+        case(rising, "1500 rising scores"),
+        case(few, "2 rows of 5"),
+        case(rng.normal(size=(2, 100)) - 200, "2 rows of 100, with scores near -200"),
+    ]
 
 
 def case(scores: Array, what: str) -> Case:

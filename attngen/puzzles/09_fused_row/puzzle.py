@@ -1,23 +1,24 @@
-from attngen.puzzles import Case, Puzzle, Random, Target, attention, normal_numbers
+from attngen.puzzles import FAR, Case, Puzzle, Random, Target, attention, far_scores, near, normal_numbers, tolerance_of
 
 D, WARPS = 32, 4
 
 
 def cases(rng: Random) -> list[Case]:
-    return [case(rng, 8, 64), case(rng, 5, 37)]
+    return [case(rng, 8, 64), case(rng, 5, 37), *(case(rng, 5, 37, level) for level in (FAR, -FAR))]
 
 
-def case(rng: Random, rows: int, keys: int) -> Case:
+def case(rng: Random, rows: int, keys: int, level: int = 0) -> Case:
     q, k, v = 3 * normal_numbers(rng, rows, D), normal_numbers(rng, keys, D), normal_numbers(rng, keys, D)
+    q, k = far_scores(q, k, level)
     given = {"q": q, "k": k, "v": v, "rows": rows, "keys": keys}
     blocks = (-(-rows // WARPS),)
     return Case(
-        f"{rows} rows, {keys} keys",
+        f"{rows} rows, {keys} keys{near(level)}",
         given,
         {"o": attention(q, k, v)},
         blocks,
         (32 * WARPS,),
-        tolerance=1e-5,
+        tolerance=tolerance_of(level, 1e-5),
         operations=4 * rows * keys * D,
     )
 

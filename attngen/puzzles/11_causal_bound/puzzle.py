@@ -1,18 +1,39 @@
-from attngen.puzzles import Case, Puzzle, Random, Target, attention, normal_numbers, positions
+from attngen.puzzles import (
+    FAR,
+    Case,
+    Puzzle,
+    Random,
+    Target,
+    attention,
+    far_scores,
+    near,
+    normal_numbers,
+    positions,
+    tolerance_of,
+)
 
 D, ROWS, KEYS, WARPS = 32, 16, 32, 4
 
 
 def cases(rng: Random) -> list[Case]:
-    return [case(rng, 64), case(rng, 45)]
+    return [case(rng, 64), *(case(rng, 45, level) for level in (0, FAR, -FAR))]
 
 
-def case(rng: Random, n: int) -> Case:
+def case(rng: Random, n: int, level: int = 0) -> Case:
     q, k, v = 3 * normal_numbers(rng, n, D), normal_numbers(rng, n, D), normal_numbers(rng, n, D)
+    q, k = far_scores(q, k, level)
     row, key = positions(n, n)
     expected = {"o": attention(q, k, v, key <= row)}
     given = {"q": q, "k": k, "v": v, "n": n}
-    return Case(f"n = {n}", given, expected, (-(-n // ROWS),), (32 * WARPS,), tolerance=1e-5, operations=2 * n * (n + 1) * D)
+    return Case(
+        f"n = {n}{near(level)}",
+        given,
+        expected,
+        (-(-n // ROWS),),
+        (32 * WARPS,),
+        tolerance=tolerance_of(level, 1e-5),
+        operations=2 * n * (n + 1) * D,
+    )
 
 
 TILES = (1, 1, 2, 2)  # tiles that blocks of 16 rows see

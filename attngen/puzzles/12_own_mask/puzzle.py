@@ -1,11 +1,25 @@
-from attngen.puzzles import Array, Case, Puzzle, Random, Target, attention, normal_numbers, positions
+from attngen.puzzles import (
+    FAR,
+    Array,
+    Case,
+    Puzzle,
+    Random,
+    Target,
+    attention,
+    far_scores,
+    near,
+    normal_numbers,
+    positions,
+    tolerance_of,
+)
 
 D, ROWS, KEYS, WARPS, SINKS = 32, 16, 32, 4, 4
 N, WINDOW = 160, 16
 
 
 def cases(rng: Random) -> list[Case]:
-    return [case(rng, N, WINDOW), case(rng, 77, 1), case(rng, 50, 100)]
+    plain = [case(rng, N, WINDOW), case(rng, 77, 1), case(rng, 50, 100), case(rng, 90, 20)]
+    return [*plain, case(rng, 77, 9, FAR), case(rng, 77, 9, -FAR)]
 
 
 def sees(n: int, window: int) -> Array:
@@ -14,17 +28,18 @@ def sees(n: int, window: int) -> Array:
     return seen
 
 
-def case(rng: Random, n: int, window: int) -> Case:
+def case(rng: Random, n: int, window: int, level: int = 0) -> Case:
     q, k, v = 3 * normal_numbers(rng, n, D), normal_numbers(rng, n, D), normal_numbers(rng, n, D)
+    q, k = far_scores(q, k, level)
     expected = {"o": attention(q, k, v, sees(n, window))}
     given = {"q": q, "k": k, "v": v, "n": n, "window": window}
     return Case(
-        f"n = {n}, window = {window}",
+        f"n = {n}, window = {window}{near(level)}",
         given,
         expected,
         (-(-n // ROWS),),
         (32 * WARPS,),
-        tolerance=1e-5,
+        tolerance=tolerance_of(level, 1e-5),
         operations=4 * int(sees(n, window).sum()) * D,
     )
 

@@ -1,16 +1,18 @@
 import numpy as np
 
-from attngen.puzzles import Case, Puzzle, Random, Target, normal_numbers, weights
+from attngen.puzzles import FAR, Case, Puzzle, Random, Target, far_scores, near, normal_numbers, tolerance_of, weights
 
 D, WARPS = 32, 4
 
 
 def cases(rng: Random) -> list[Case]:
-    return [case(rng, 256, 64, 3), case(rng, 100, 32, 60), case(rng, 1, 32, 1)]
+    plain = [case(rng, 256, 64, 3), case(rng, 100, 32, 60), case(rng, 1, 32, 1)]
+    return [*plain, case(rng, 100, 32, 3, FAR), case(rng, 100, 32, 3, -FAR)]
 
 
-def case(rng: Random, keys: int, split: int, size: int) -> Case:
+def case(rng: Random, keys: int, split: int, size: int, level: int = 0) -> Case:
     q, k, v = size * normal_numbers(rng, 1, D), normal_numbers(rng, keys, D), normal_numbers(rng, keys, D)
+    q, k = far_scores(q, k, level)
     begins = range(0, keys, split)
     parts = [weights(q, k[b : b + split]) for b in begins]
     o_part = np.concatenate([p @ v[b : b + split] for b, (p, _) in zip(begins, parts, strict=True)])
@@ -18,12 +20,12 @@ def case(rng: Random, keys: int, split: int, size: int) -> Case:
     given = {"q": q[0], "k": k, "v": v, "keys": keys, "split": split}
     expected = {"o_part": o_part, "lse": lse}
     return Case(
-        f"{keys} keys in parts of {split}",
+        f"{keys} keys in parts of {split}{near(level)}",
         given,
         expected,
         (len(parts),),
         (32 * WARPS,),
-        tolerance=2e-5,
+        tolerance=tolerance_of(level, 2e-5),
         operations=4 * keys * D,
     )
 

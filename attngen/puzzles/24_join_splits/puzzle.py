@@ -6,11 +6,11 @@ D, WARPS = 32, 4
 
 
 def cases(rng: Random) -> list[Case]:
-    return [case(rng, 8, 6), case(rng, 5, 40), case(rng, 1, 1)]
+    return [case(rng, 8, 6), case(rng, 5, 40), case(rng, 1, 1), case(rng, 5, 40, -300)]
 
 
-def case(rng: Random, rows: int, splits: int) -> Case:
-    o_part, lse = normal_numbers(rng, splits, rows, D), 100 + 3 * normal_numbers(rng, splits, rows)
+def case(rng: Random, rows: int, splits: int, level: int = 100) -> Case:
+    o_part, lse = normal_numbers(rng, splits, rows, D), level + 3 * normal_numbers(rng, splits, rows)
     lse[:, 0] += 200  # exp of it overflows
     if rows > 1:  # some parts without a key, and one row without any
         without = rng.random((splits, rows)) < 0.3
@@ -21,7 +21,14 @@ def case(rng: Random, rows: int, splits: int) -> Case:
     total = np.maximum(shares.sum(0), 1e-30)
     o = ((shares / total)[..., None] * np.nan_to_num(o_part.astype(np.float64))).sum(0)
     given = {"o_part": o_part, "lse": lse, "rows": rows, "splits": splits}
-    return Case(f"{rows} rows of {splits} splits", given, {"o": o}, (-(-rows // WARPS),), (32 * WARPS,), tolerance=2e-5)
+    return Case(
+        f"{rows} rows of {splits} splits, lse near {level}",
+        given,
+        {"o": o},
+        (-(-rows // WARPS),),
+        (32 * WARPS,),
+        tolerance=2e-5,
+    )
 
 
 READ = 8 * 6 * (D + 1) * 4
