@@ -66,6 +66,25 @@ def test_a_wrong_solution_gets_its_reason(folder: Folder, name: str) -> None:
     assert not marked or verdict.problem.line in marked, shown
 
 
+SLOW = [(folder, slow.name) for folder in folders() for slow in folder.slow]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    tiers.cases(SLOW, quick=lambda folder, name: folder.name in QUICK, one_of=1),
+    ids=lambda one: getattr(one, "name", one),
+)
+def test_a_slow_solution_is_told_its_line(folder: Folder, name: str) -> None:
+    slow = next(one for one in folder.slow if one.name == name)
+    text = folder.filled(slow.body)
+    verdict = check(folder, text, f"{folder.name}.cu", on_gpu=False)
+    shown = verdict_text(verdict, text)
+    assert verdict.medal == slow.kind, shown
+    named = [line for line in shown.split("\nmedal: ", 1)[1].splitlines() if line.startswith(("for ", "  line "))]
+    assert slow.words in named[0], shown
+    assert MARK in named[1], shown
+
+
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
 def test_a_folder_is_whole(folder: Folder) -> None:
     assert [f.number for f in folders()] == [*range(1, len(folders()) + 1)]
@@ -104,7 +123,7 @@ def test_a_student_solves_a_puzzle(tmp_path: Path) -> None:
     silver = invoke("puzzle", "check", str(path))
     assert silver.exit_code == 0
     assert "medal: silver" in silver.output
-    assert "for gold: sectors of 32 bytes of global memory, at most 560; counted 2144\n  line 17: 2112 " in silver.output
+    assert "for gold: sectors of 32 bytes of global memory, at most 560; counted 2144\n  line 17: 2048 of k (512 for gold) " in silver.output
     assert invoke("puzzle", "check", "1", *at, "--need", "gold").exit_code == 1
 
     path.write_text(invoke("puzzle", "solution", "1", *at).output)

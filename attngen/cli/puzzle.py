@@ -99,6 +99,8 @@ def start_command(puzzle: str, directory: Path, again: bool) -> None:
     attngen puzzle start transposition --dir course
     """
     from attngen.puzzles.folder import BLANK, find_folder
+    from attngen.puzzles.report import targets_text
+    from attngen.puzzles.verdict import first_case
 
     folder = find_folder(puzzle)
     path = directory / f"{folder.name}.cu"
@@ -109,6 +111,7 @@ def start_command(puzzle: str, directory: Path, again: bool) -> None:
     line = folder.text[: folder.text.index(BLANK)].count("\n") + 1
     click.echo(f"{folder.puzzle.title}: {folder.puzzle.teaches}")
     click.echo(f"{path}: read the contract, write the body at line {line}, then `attngen puzzle check {folder.number}`")
+    click.echo(targets_text(folder.puzzle.targets, first_case(folder).what))
 
 
 @command.command("check", epilog=EPILOG)
@@ -164,9 +167,11 @@ def hint_command(puzzle: str, directory: Path) -> None:
 
     folder, progress = find_folder(puzzle), Progress.of(directory)
     record, hints = progress.record(folder.name), folder.hints
-    record.hints = min(record.hints + 1, len(hints))
+    seen, record.hints = record.hints, min(record.hints + 1, len(hints))
     for number, hint in enumerate(hints[: record.hints], 1):
         click.echo(click.wrap_text(f"{number} of {len(hints)}: {hint}", WIDTH, subsequent_indent=" " * 8))
+    if seen == len(hints):
+        click.echo(f"There are no more; `attngen puzzle solution {folder.number}` prints a solution.")
     _save(progress)
 
 

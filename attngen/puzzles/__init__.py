@@ -4,6 +4,7 @@ puzzle.cu      what the student gets: contract, primitives (`#include "NAME.cuh"
 puzzle.py      `PUZZLE`: title, inputs with their float64 reference, launch, targets, hints
 solution.cu    what replaces BLANK and reaches gold
 wrong/NAME.cu  what replaces BLANK and must be refused: the first line says why (see `Wrong`)
+slow/NAME.cu   what replaces BLANK, is right, and must not reach gold (see `Folder.slow`)
 """
 
 from attngen.puzzles.counts import Target as Target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from attngen.device.emulated.device import Counters
@@ -94,23 +94,49 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a count that a statement has of one array of global memory, or (`array` empty) of all shared memory.
+    `needed`: what a solution that reaches gold has of this array, by all its statements; None if it is not known."""
+
+    line: int
+    number: int
+    array: str = ""
+    needed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
-    """A target, the number that was counted, and the statements with the largest parts of it: line and part."""
+    """A target, the number that was counted, and the parts of it by statements, the largest first."""
 
     target: Target
     number: int
-    lines: tuple[tuple[int, int], ...]
+    lines: tuple[Part, ...]
+
+    def beside(self, gold: Counted) -> Counted:
+        """With `needed` of each part, and the parts of arrays of which there is more than in `gold` before the others."""
+        own, needed = self._of_arrays(), gold._of_arrays()
+        parts = [replace(p, needed=needed.get(p.array, 0)) if p.array else p for p in self.lines]
+        excess = {name: max(0, number - needed.get(name, 0)) for name, number in own.items()}
+        return replace(self, lines=tuple(sorted(parts, key=lambda p: (-excess.get(p.array, 0), -p.number))))
+
+    def _of_arrays(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for part in self.lines:
+            if part.array:
+                found[part.array] = found.get(part.array, 0) + part.number
+        return found
 
 
 def count(target: Target, counters: Counters, sites: Sequence[AccessSite]) -> Counted:
     """The count of a launch for a target."""
     one = COUNTS[target.count]
-    parts: dict[int, int] = {}
+    parts: dict[tuple[int, str], int] = {}
     for site in sites if one.of_site is not None else ():
         assert one.of_site is not None
-        parts[site.place.line] = parts.get(site.place.line, 0) + one.of_site(site)
-    ordered = sorted(((line, n) for line, n in parts.items() if n and line), key=lambda one: -one[1])
-    return Counted(target, one.of_launch(counters, sites), tuple(ordered))
+        array = site.buffer.name if site.buffer is not None and _in_global(site) else ""
+        parts[site.place.line, array] = parts.get((site.place.line, array), 0) + one.of_site(site)
+    found = [Part(line, n, array) for (line, array), n in parts.items() if n and line]
+    return Counted(target, one.of_launch(counters, sites), tuple(sorted(found, key=lambda part: -part.number)))
 
 
 def medal_of(counted: Sequence[Counted]) -> Medal:

@@ -18,7 +18,7 @@ from attngen.inspect.drawn import STEPS, uses_of
 from attngen.puzzles.folder import Folder
 from attngen.puzzles.puzzle import Case
 from attngen.puzzles.running import Ran, compile_program, program_of, run_case
-from attngen.puzzles.verdict import SEED
+from attngen.puzzles.verdict import first_case
 
 MOST_SITES = 4
 SECTOR = 32
@@ -36,7 +36,7 @@ def drawn_puzzle(what: str, folder: Folder, text: str, whose: str) -> Picture:
 
 
 def _ran(folder: Folder, text: str, watched: int) -> tuple[Case, Ran]:
-    case = folder.puzzle.cases(np.random.default_rng(SEED))[0]
+    case = first_case(folder)
     threads = tuple(range(min(prod(case.threads), watched)))
     kernel = compile_program(program_of(folder, text, folder.name), watch=Watch(0, threads, STEPS))
     return case, run_case(kernel, case)

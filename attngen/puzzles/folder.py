@@ -20,7 +20,7 @@ from attngen.puzzles.puzzle import Puzzle
 BLANK = "    // your code\n"
 _FOLDER = re.compile(r"(\d\d)_(\w+)")
 _INCLUDE = re.compile(r'^#include "(\w+)\.cuh"\n', re.M)
-_REASON = re.compile(r"// wrong: (?P<kind>[^:\n]+)(?:: (?P<words>.*))?\n")
+_REASON = re.compile(r"// (?:wrong|medal): (?P<kind>[^:\n]+)(?:: (?P<words>.*))?\n")
 MARK = "// <- reported"
 PRODUCTS = "products"
 
@@ -84,11 +84,16 @@ class Folder:
     def wrong(self) -> tuple[Wrong, ...]:
         return tuple(_wrong(path) for path in sorted((self.path / "wrong").glob("*.cu")))
 
+    @property
+    def slow(self) -> tuple[Wrong, ...]:
+        """Right, and short of gold: `kind` is the medal, `words` the count that is too large; its first line has MARK."""
+        return tuple(_wrong(path) for path in sorted((self.path / "slow").glob("*.cu")))
+
 
 def _wrong(path: Path) -> Wrong:
     text = path.read_text()
     reason = _REASON.match(text)
-    assert reason is not None, f"the first line of {path} must be `// wrong: KIND` or `// wrong: KIND: WORDS`"
+    assert reason is not None, f"the first line of {path} must be `// wrong: KIND: WORDS` or `// medal: MEDAL: COUNT`"
     return Wrong(path.stem, reason["kind"], reason["words"] or "", text[reason.end() :])
 
 
@@ -125,4 +130,6 @@ def find_folder(wanted: str) -> Folder:
     names = [folder.name for folder in folders()]
     near = get_close_matches(key, [*names, *(name[3:] for name in names)], 1)
     hint = f"did you mean {near[0]}?" if near else f"their numbers are {folders()[0].number} to {folders()[-1].number};"
+    if wanted.endswith(".cu"):
+        hint = f"a file with another name follows the number: `attngen puzzle check 1 {wanted}`;"
     raise ArgumentError(f"there is no puzzle {wanted}; {hint} `attngen puzzle list` shows all")

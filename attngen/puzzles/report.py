@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from attngen.diagnostics import excerpt
-from attngen.puzzles.counts import MEDALS, Counted, Medal
+from attngen.puzzles.counts import MEDALS, Medal, Part, Target
 from attngen.puzzles.folder import Folder
 from attngen.puzzles.verdict import EXACT, Problem, Verdict
 from attngen.source import SourceFile, Span
@@ -47,13 +47,16 @@ def _problem_text(problem: Problem, source: SourceFile) -> str:
 def _table(verdict: Verdict) -> list[str]:
     width = max(len(c.target.words) for c in verdict.counted)
     head = f"{'':<{width}}{'counted':>12}{'silver':>12}{'gold':>12}"
-    rows = [f"{c.target.words:<{width}}{c.number:>12}{_limit(c, 'silver'):>12}{_limit(c, 'gold'):>12}" for c in verdict.counted]
+    rows = [
+        f"{c.target.words:<{width}}{c.number:>12}{_limit(c.target, 'silver'):>12}{_limit(c.target, 'gold'):>12}"
+        for c in verdict.counted
+    ]
     return [head, *rows, f"counted with {verdict.cases[0]}"]
 
 
-def _limit(c: Counted, medal: Medal) -> str:
-    limit = c.target.limit(medal)
-    return "any" if limit is None else f"{'>=' if c.target.at_least else '<='} {limit}" if limit or c.target.at_least else "0"
+def _limit(target: Target, medal: Medal) -> str:
+    limit = target.limit(medal)
+    return "any" if limit is None else f"{'>=' if target.at_least else '<='} {limit}" if limit or target.at_least else "0"
 
 
 def _medal_line(verdict: Verdict) -> str:
@@ -72,10 +75,20 @@ def _missing(verdict: Verdict, text: str) -> list[str]:
             continue
         bound = "at least" if c.target.at_least else "at most"
         lines.append(f"for {wanted}: {c.target.words}, {bound} {c.target.limit(wanted)}; counted {c.number}")
-        lines += (
-            [f"  line {line}: {n}   {source[line - 1].strip()}" for line, n in c.lines[:LINES]] if not c.target.at_least else []
-        )
+        lines += [] if c.target.at_least else [_part(part, source[part.line - 1]) for part in c.lines[:LINES]]
     return lines
+
+
+def _part(part: Part, text: str) -> str:
+    of = f" of {part.array} ({part.needed} for gold)" if part.needed is not None else ""
+    return f"  line {part.line}: {part.number}{of}   {text.strip()}"
+
+
+def targets_text(targets: Sequence[Target], what: str) -> str:
+    """What is counted of a right kernel, with the limits of the medals; `what` are the sizes, in words."""
+    width = max(len(target.words) for target in targets)
+    rows = [f"{t.words:<{width}}{_limit(t, 'silver'):>12}{_limit(t, 'gold'):>12}" for t in targets]
+    return "\n".join([f"{'right: bronze; then counted':<{width}}{'silver':>12}{'gold':>12}", *rows, f"counted with {what}"])
 
 
 def list_text(folders: Sequence[Folder], medals: Mapping[str, Medal], started: Sequence[str]) -> str:

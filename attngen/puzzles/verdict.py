@@ -145,7 +145,7 @@ def _count_json(c: Counted) -> dict[str, object]:
         "gold": c.target.gold,
         "at_least": c.target.at_least,
         "good_for": next(m for m in reversed(MEDALS) if c.target.allows(c.number, m)),
-        "lines": [{"line": line, "counted": n} for line, n in c.lines],
+        "lines": [{"line": p.line, "counted": p.number, "array": p.array or None, "needed": p.needed} for p in c.lines],
     }
 
 
@@ -193,6 +193,11 @@ def _check(folder: Folder, program: Program, text: str, file: str) -> Verdict:
         return Verdict(folder.name, file, problem)
 
 
+def first_case(folder: Folder) -> Case:
+    """The case that is counted."""
+    return folder.puzzle.cases(np.random.default_rng(SEED))[0]
+
+
 def _run(folder: Folder, program: Program, file: str) -> Verdict:
     cases = folder.puzzle.cases(np.random.default_rng(SEED))
     first: Ran | None = None
@@ -210,8 +215,15 @@ def _run(folder: Folder, program: Program, file: str) -> Verdict:
             return Verdict(folder.name, file, found)
         first = first or ran
     assert first is not None, f"{folder.name} has no case"
-    counted = tuple(count(t, first.counters, first.traced.sites) for t in folder.puzzle.targets)
+    counted = _counted(folder, first)
+    if medal_of(counted) != MEDALS[-1]:
+        gold = run_case(compile_program(program_of(folder, folder.solution, folder.name)), cases[0])
+        counted = tuple(c.beside(g) for c, g in zip(counted, _counted(folder, gold), strict=True))
     return Verdict(folder.name, file, None, counted, tuple(case.what for case in cases))
+
+
+def _counted(folder: Folder, ran: Ran) -> tuple[Counted, ...]:
+    return tuple(count(t, ran.counters, ran.traced.sites) for t in folder.puzzle.targets)
 
 
 def _problem(kind: str, message: str, line: int, label: str = "", notes: Sequence[str] = (), **names: object) -> Problem:

@@ -6,7 +6,8 @@
 // y        one sum for each row, written by this kernel
 //
 // Launch: one block of 128 threads for each row. `columns` is at least 1, and need not be a multiple of 128.
-// Shared memory: `partial` has a number for each thread of the block. All threads can write and read it.
+// Shared memory: `partial` has a number for each thread of the block. All threads can write and read it. It serves a warp in
+// wavefronts: 32 neighbouring numbers are one, and so is a number that one thread reads alone.
 constexpr int THREADS = 128;
 
 extern "C" __global__ void row_sum(const float* x, float* y, int columns) {

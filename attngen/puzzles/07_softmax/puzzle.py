@@ -31,5 +31,6 @@ PUZZLE = Puzzle(
     targets=(
         Target("read", silver=3 * 2 * 512 * 4, gold=2 * 512 * 4),
         Target("sectors", silver=4 * 2 * 512 // 8, gold=2 * 2 * 512 // 8),
+        Target("wavefronts", gold=2 * 192),  # 128 a row with two trees; half as many again for other ways to keep a row
     ),
 )

@@ -3,7 +3,7 @@
 //     s[j] = (q[r][0] * k[j][0] + ... + q[r][31] * k[j][31]) * SCALE
 //     o[r][c] = (exp(s[0] - m) * v[0][c] + ... + exp(s[keys - 1] - m) * v[keys - 1][c]) / l
 //
-// with m and l of the softmax of s.
+// with m and l of the softmax of s. Scores may be far from 0: exp(s[j]) may overflow, or be 0 for every key.
 //
 // q, o     rows x 32 numbers; o is written by this kernel
 // k, v     keys x 32 numbers, at least one key

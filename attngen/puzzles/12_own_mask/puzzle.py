@@ -53,7 +53,7 @@ SEEN = int(sees(N, WINDOW).reshape(N // ROWS, ROWS, N // KEYS, KEYS).any((1, 3))
 
 PUZZLE = Puzzle(
     title="A mask of one's own",
-    teaches="skipped tiles between others, and rows that have seen no key yet",
+    teaches="a mask in code, and tiles skipped between others, by all warps together",
     cases=cases,
     large=lambda rng: case(rng, 2048, 64),
     targets=(Target("read", silver=read(CAUSAL), gold=read(SEEN)), Target("conflicts", gold=0)),
