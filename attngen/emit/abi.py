@@ -107,8 +107,8 @@ def program_tensors(
         yield Tensor(transposed(name), "workspace", spec.dtypes[name.lower()].name, transposed_axes(spec, plan.block_kv))
     for name in plan.in_terms:
         axes = rows_of_heads if name == "Q" else keys_of_heads
-        of_name, size = ("head_dim_v", spec.head_dim_v) if name == "V" else ("head_dim", spec.head_dim)
-        wide = Axis(of_name, TERMS * term_columns(size))
+        of_name, columns = ("head_dim_v", spec.head_dim_v) if name == "V" else ("head_dim", spec.head_dim)
+        wide = Axis(of_name, TERMS * term_columns(columns))
         yield Tensor(in_terms(name), "workspace", BF16.name, axes(spec, wide))
     yield from (backward_tensors if plan.direction == "backward" else forward_tensors)(spec, plan, layout)
     for name in plan.workspaces:

@@ -32,7 +32,7 @@ def few_heads_of(
     for few in _forms(spec, plan):
         try:
             of_few = plan_for(few)
-        except PlanRefusal:  # of the tile
+        except PlanRefusal:  # the tile does not suit so few heads
             continue
         if is_same_code(spec, plan, few, of_few):
             return few, of_few

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-TERMS = 3  # of 8 bits each
-PRODUCTS = 6  # of two numbers' terms, that are computed: the others are less than a rounding error of fp32
+TERMS = 3  # numbers of bf16, whose mantissas have 8 bits each
+PRODUCTS = 6  # products of terms that are computed, of the 9 there are: the others are less than a rounding error of fp32
 SLAB = 64  # columns of bf16 that the swizzle of 128 bytes permutes
 
 

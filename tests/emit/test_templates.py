@@ -21,7 +21,7 @@ from tests.harness import shipped
 WIDTH = 140  # characters of a line
 TAG = re.compile(r"\{%-?\s*(if|endif)\b")
 TAGS, CONDITION = re.compile(r"\{[%{].*?[%}]\}", re.S), re.compile(r"\b(?:if|elif)\b")
-MOST_CONDITIONS = 1000  # of all templates; a choice that many make is a file of names, which the context selects
+MOST_CONDITIONS = 1000  # in all templates; a choice that many make is a file of names, which the context selects
 TEMPLATES = template_directory()
 FILES = sorted(path for path in TEMPLATES.rglob("*") if path.suffix in (".j2", ".cuh", ".hpp"))
 
