@@ -10,8 +10,6 @@ call; everything has a gradient. diffusers' context parallelism is not supported
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.optional import required
 
 with required("torch", "attngen.diffusers", "'attngen[diffusers]'"):
@@ -35,7 +33,7 @@ def attend(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    _parallel_config: Any = None,
+    _parallel_config: object = None,
 ) -> Tensor:
     """O [batch, q_len, heads, head_dim_v] of query [batch, q_len, heads, head_dim], key [batch, kv_len, kv_heads, head_dim] and
     value [batch, kv_len, kv_heads, head_dim_v], as diffusers' own backends compute it. `attn_mask` is that of torch's

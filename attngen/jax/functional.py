@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,16 +35,16 @@ BY_NAME = {dtype.torch: dtype for dtype in DTYPES.values()}  # numpy's names, wh
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: jax.typing.ArrayLike,
+    k: jax.typing.ArrayLike,
+    v: jax.typing.ArrayLike,
     spec: AttentionSpec | str | PathLike[str],
     *,
     kernel: str | None = None,
     layout: str = "bhsd",
     deterministic: bool = DETERMINISTIC,
-    **named: Any,
-) -> Any:
+    **named: object,
+) -> jax.Array | tuple[jax.Array, ...]:
     """O of a spec, or (O, lse) if it has `output lse`: an AttentionSpec, or the name of one, as `attngen.load` takes it.
 
     q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, head_dim_v], of the
@@ -95,7 +94,7 @@ def _check_options(spec: AttentionSpec, kernel: str | None, layout: str) -> None
             raise ArgumentError(f"attngen.jax has no {what}; attngen.compile and attngen.torch do")
 
 
-def _array(name: str, array: Any) -> jax.Array:
+def _array(name: str, array: object) -> jax.Array:
     """An argument as an array of JAX. Raises ArgumentTypeError."""
     try:
         found = jnp.asarray(array)
@@ -117,7 +116,7 @@ def _location() -> Location:
 
 
 @cache
-def _register() -> tuple[Any, ...]:
+def _register() -> tuple[object, ...]:
     """Tells XLA the handlers of both platforms; the cache keeps them."""
     handlers = (handler(run, ATTRIBUTE, on_gpu=False), handler(run, ATTRIBUTE, on_gpu=True))
     for platform, one in zip(("cpu", "CUDA"), handlers, strict=True):
@@ -125,7 +124,7 @@ def _register() -> tuple[Any, ...]:
     return handlers
 
 
-def _custom_call(call: Call, arrays: Sequence[Any], results: Mapping[str, jax.ShapeDtypeStruct]) -> Sequence[jax.Array]:
+def _custom_call(call: Call, arrays: Sequence[jax.Array], results: Mapping[str, jax.ShapeDtypeStruct]) -> Sequence[jax.Array]:
     named = replace(call, outputs=tuple(results))
     made: Sequence[jax.Array] = jax.ffi.ffi_call(TARGET, tuple(results.values()), vmap_method="sequential")(
         *arrays, **{ATTRIBUTE: named.text()}
@@ -133,7 +132,7 @@ def _custom_call(call: Call, arrays: Sequence[Any], results: Mapping[str, jax.Sh
     return made
 
 
-def _forward(call: Call, arrays: Sequence[Any]) -> dict[str, jax.Array]:
+def _forward(call: Call, arrays: Sequence[jax.Array]) -> dict[str, jax.Array]:
     """The results of the forward by name. Raises ArgumentError for arrays that do not fit."""
     location = _location()
     compiled = call.compiled(device_of(location))
@@ -145,7 +144,7 @@ def _forward(call: Call, arrays: Sequence[Any]) -> dict[str, jax.Array]:
     return dict(zip(results, _custom_call(call, arrays, results), strict=True))
 
 
-def _described(array: Any, location: Location) -> ArrayView:
+def _described(array: jax.Array, location: Location) -> ArrayView:
     """An array that JAX traces, without its memory."""
     shape = tuple(array.shape)
     return ArrayView("", 0, shape, contiguous_strides(shape), BY_NAME[array.dtype.name], location, array)
@@ -162,7 +161,7 @@ def _results(program: Program, sizes: Mapping[str, int], layout: str) -> dict[st
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(call: Call, *arrays: Any) -> tuple[jax.Array, ...]:
+def _attend(call: Call, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """(O,) or (O, lse)."""
     return tuple(_forward(call, arrays).values())
 
@@ -176,7 +175,10 @@ class Wanted:
     saved: tuple[str, ...]
 
 
-def _attend_forward(call: Call, *primals: Any) -> tuple[tuple[jax.Array, ...], Any]:
+Kept = tuple[list[jax.Array], list[jax.Array], Wanted]  # arrays of the call, results of its forward
+
+
+def _attend_forward(call: Call, *primals: jax.custom_derivatives.CustomVJPPrimal) -> tuple[tuple[jax.Array, ...], Kept]:
     """The results, and what the backward reads."""
     arrays = [primal.value for primal in primals]
     perturbed = [name for name, primal in zip(call.inputs, primals, strict=True) if primal.perturbed]
@@ -187,7 +189,7 @@ def _attend_forward(call: Call, *primals: Any) -> tuple[tuple[jax.Array, ...], A
     return results, (arrays, list(saving.values()), Wanted(wanted, tuple(saving)))
 
 
-def _attend_backward(call: Call, kept: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+def _attend_backward(call: Call, kept: Kept, cotangents: tuple[jax.Array | SymbolicZero, ...]) -> tuple[jax.Array | None, ...]:
     """The gradients of the arrays in order, None for those that are not wanted."""
     arrays, results, wanted = kept
     if not wanted.names:

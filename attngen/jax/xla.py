@@ -11,7 +11,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Structure(ctypes.Structure):
     """A structure of the interface, which begins with its own size and a list of extensions."""
 
     @classmethod
-    def sized(cls, **members: Any) -> Any:
+    def sized(cls, **members: object) -> Self:
         return cls(struct_size=ctypes.sizeof(cls), **members)
 
 
@@ -166,11 +166,11 @@ class Frame(Structure):
 class Memory:
     """The memory of a device for the time of a call: where the call's arrays lie, and from where its workspaces are taken."""
 
-    frame: Any
+    frame: Frame
     location: Location
     _taken: list[tuple[int, int]] = field(default_factory=list)
 
-    def of(self, buffer: Any, name: str) -> ArrayView:
+    def of(self, buffer: Buffer, name: str) -> ArrayView:
         """An array of the call, contiguous."""
         dtype, shape = DTYPES[TYPES[buffer.dtype]], tuple(buffer.dims[: buffer.rank])
         return self._view(name, buffer.data or 0, shape, dtype)
@@ -226,11 +226,11 @@ Run = Callable[[str, Location, list[ArrayView], list[ArrayView], int | None], No
 Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(Frame))
 
 
-def handler(run: Run, attribute: str, on_gpu: bool) -> Any:
+def handler(run: Run, attribute: str, on_gpu: bool) -> object:
     """A handler of custom calls, which must be kept as long as they may be made. It calls `run`(the value of `attribute`, where
     the arrays lie, inputs, results, stream); what `run` raises is XLA's error. The arrays have no names."""
 
-    def handle(pointer: Any) -> int | None:
+    def handle(pointer: ctypes._Pointer[Frame]) -> int | None:
         frame = pointer.contents
         if frame.extension_start and (extension := Extension.from_address(frame.extension_start)).type == METADATA:
             return _describe(frame, extension.metadata.contents)
@@ -248,7 +248,7 @@ def handler(run: Run, attribute: str, on_gpu: bool) -> Any:
     return Handler(handle)
 
 
-def _describe(frame: Any, metadata: Any) -> int | None:
+def _describe(frame: Frame, metadata: Metadata) -> int | None:
     """Answers XLA's question for the handler's version of the interface, when it is registered: XLA's own, or OLDEST if XLA
     does not say its own."""
     api = frame.api
@@ -259,20 +259,20 @@ def _describe(frame: Any, metadata: Any) -> int | None:
     return None
 
 
-def _error(frame: Any, code: int, message: str) -> int | None:
+def _error(frame: Frame, code: int, message: str) -> int | None:
     made = ErrorCreate.sized(message=message.encode(), code=code)
     error: int | None = frame.api.contents.error_create(made)
     return error
 
 
-def _attribute(attrs: Any, name: str) -> str:
+def _attribute(attrs: Attributes, name: str) -> str:
     for i in range(attrs.size):
         if attrs.names[i].contents.text == name and attrs.types[i] == STRING:
             return str(attrs.values[i].contents.text)
     raise DeviceError(f"XLA's call has no attribute {name}")
 
 
-def _ordinal(frame: Any) -> int:
+def _ordinal(frame: Frame) -> int:
     """The number of the GPU that holds the call's arrays. Raises DeviceError."""
     from cuda.bindings import driver
 

@@ -15,6 +15,7 @@ from attngen.torch.aten import meaning_of
 from attngen.torch.private import OpOverload, decomposition_table
 
 aten = torch.ops.aten
+Decompositions = Mapping[Any, Callable[..., object]]  # functions by the operators that they replace
 
 
 def _split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
@@ -83,7 +84,7 @@ def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return aten.index(x, [i if i is None or i.dim() else i.reshape(1) for i in indices])
 
 
-OWN: Mapping[Any, Callable[..., object]] = {
+OWN: Decompositions = {
     aten.index.Tensor: _index,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
@@ -95,7 +96,7 @@ OWN: Mapping[Any, Callable[..., object]] = {
 
 
 @functools.cache
-def decompositions() -> Mapping[Any, Callable[..., object]]:
+def decompositions() -> Decompositions:
     """The function that replaces each operator without a meaning."""
     theirs = {
         operator: function
