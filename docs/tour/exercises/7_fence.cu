@@ -685,7 +685,7 @@ struct RowSoftmax {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) highest[r] = max[r];
         // If a row has negative scores only, `largest` is not its largest one: compare the floats
-        // A first tile that the mask cuts often has such rows, of -inf: it is not asked
+        // In a first tile that the mask cuts such rows are common, with scores of -inf: there the floats are compared without a vote
         int least = largest[0];
 #pragma unroll
         for (int r = 1; r < ROWS; ++r) least = ::min(least, largest[r]);
