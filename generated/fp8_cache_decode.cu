@@ -9,16 +9,16 @@
 //         input     v_scales: fp32[batch, kv_heads]
 //         scale     0.08838834764831845
 //         mask      q + kv_len - q_len >= k
-//         score     s * k_scales[b, h // 4]
-//         scaled    v by v_scales[b, h // 4]
+//         score     s * k_scales[b, h // (heads // kv_heads)]
+//         scaled    v by v_scales[b, h // (heads // kv_heads)]
 //     }
 //
 // For batch b, query head h and query row q, with the key/value head h / group_size:
 //
 //     s    = 0.08838834764831845 * sum over d of Q[q, d] * K[k, d]
-//     S[k] = s * k_scales[b, h // 4] where q + kv_len - q_len >= k, else -inf
+//     S[k] = s * k_scales[b, h // (heads // kv_heads)] where q + kv_len - q_len >= k, else -inf
 //     P[k] = exp(S[k]) / (sum over k of exp(S[k]))
-//     O[d] = sum over k of P[k] * V[k, d] * (v_scales[b, h // 4])
+//     O[d] = sum over k of P[k] * V[k, d] * (v_scales[b, h // (heads // kv_heads)])
 //
 // Shapes
 //     Q    bf16 [batch, 32, q_len, 128]
@@ -251,9 +251,9 @@ __device__ __forceinline__ float v_scales_at(const Captured& in, int i0, int i1)
     return *(const float*)at;
 }
 
-// S = s * k_scales[b, h // 4]
-__device__ __forceinline__ float score(const Captured& in, float s, int b_idx, int h_idx) {
-    return s * k_scales_at(in, b_idx, h_idx / 4);
+// S = s * k_scales[b, h // (heads // kv_heads)]
+__device__ __forceinline__ float score(const Captured& in, float s, int b_idx, int h_idx, int q_heads, int kv_heads) {
+    return s * k_scales_at(in, b_idx, h_idx / (q_heads / kv_heads));
 }
 
 // allowed: q + kv_len - q_len >= k
@@ -261,9 +261,9 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx, int q_len, int kv_le
     return q_idx + kv_len - q_len >= kv_idx;
 }
 
-// what V is multiplied with: v_scales[b, h // 4]
-__device__ __forceinline__ float v_scale(const Captured& in, int b_idx, int h_idx) {
-    return v_scales_at(in, b_idx, h_idx / 4);
+// what V is multiplied with: v_scales[b, h // (heads // kv_heads)]
+__device__ __forceinline__ float v_scale(const Captured& in, int b_idx, int h_idx, int q_heads, int kv_heads) {
+    return v_scales_at(in, b_idx, h_idx / (q_heads / kv_heads));
 }
 
 // 4. Which tiles are visited
@@ -314,7 +314,7 @@ using VTile = WarpTile<HEAD_DIM_V, V_WIDTH, V_STRIDE>;
 
 // 6. The keys of a split
 //
-//     S[q, k] = s * k_scales[b, h // 4]  where q + kv_len - q_len >= k, else -inf
+//     S[q, k] = s * k_scales[b, h // (heads // kv_heads)]  where q + kv_len - q_len >= k, else -inf
 //     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
 //
 //     m = -inf, l = 0, O = 0; for every tile of keys:
@@ -618,7 +618,7 @@ fp8_cache_split(
             for (int j = 0; j < COLUMNS; ++j) {
                 const int h_idx = h_idx_of[r];
                 const float s = S_frag[r][j] * softmax_scale;
-                S_frag[r][j] = score(in, s, b_idx, h_idx);
+                S_frag[r][j] = score(in, s, b_idx, h_idx, q_heads, kv_heads);
             }
 
         if (partial) {  // the pairs that the mask forbids, and keys past the end
@@ -712,7 +712,7 @@ fp8_cache_split(
         // There is one split: its results are those of all keys
         const float divisor = row_sum == 0.0f ? 1.0f : row_sum;  // a row with no key gives 0
         for (int e = 0; e < 4; ++e) sum.at[e] /= divisor;
-        for (int e = 0; e < 4; ++e) sum.at[e] *= v_scale(in, b_idx, h_idx);
+        for (int e = 0; e < 4; ++e) sum.at[e] *= v_scale(in, b_idx, h_idx, q_heads, kv_heads);
         bf16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;
         for (int e = 0; e < 4; ++e) o_row[column + e] = to_bf16(sum.at[e]);
     }
@@ -779,7 +779,7 @@ fp8_cache_join(
         }
         const float divisor = row_sum == 0.0f ? 1.0f : row_sum;  // a row with no key gives 0
         for (int e = 0; e < 4; ++e) sum.at[e] /= divisor;
-        for (int e = 0; e < 4; ++e) sum.at[e] *= v_scale(in, b_idx, h_idx);
+        for (int e = 0; e < 4; ++e) sum.at[e] *= v_scale(in, b_idx, h_idx, q_heads, kv_heads);
         bf16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;
         for (int e = 0; e < 4; ++e) o_row[column + e] = to_bf16(sum.at[e]);
     }
