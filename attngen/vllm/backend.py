@@ -27,7 +27,6 @@ with required("vllm", "attngen.vllm", "vllm"):
         AttentionType,
         MultipleOf,
     )
-    from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
 from attngen.plan import ARCHES
 from attngen.plan.plan import WIDEST_HEAD
@@ -47,8 +46,9 @@ if TYPE_CHECKING:
 QUANTIZED = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}  # types of caches
 KEYS_STEP = 256  # the longest length of a step is rounded up to a multiple: a launch is prepared once for so many steps
 PAGE_ROWS = 16  # a page has a multiple of so many
-# Places of [layers, pages, K or V, rows, heads, size] in memory
-ORDERS = {"NHD": (1, 0, 2, 3, 4, 5), "HND": (1, 4, 0, 2, 3, 5)}
+
+if not hasattr(AttentionBackend, "supported_kv_cache_layouts"):
+    raise ImportError("attngen.vllm requires vLLM 0.33 or later, whose caches are [pages, heads, rows, K and V]")
 
 
 class AttngenBackend(AttentionBackend):  # type: ignore[misc]
@@ -72,22 +72,8 @@ class AttngenBackend(AttentionBackend):  # type: ignore[misc]
         return AttngenMetadataBuilder
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: AttentionSpec | None = None) -> list[int | MultipleOf]:
         return [MultipleOf(PAGE_ROWS)]
-
-    @staticmethod
-    def get_kv_cache_shape(
-        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
-    ) -> tuple[int, ...]:
-        """[pages, K or V, rows, heads, size]."""
-        return num_blocks, 2, block_size, num_kv_heads, head_size
-
-    @staticmethod
-    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """The dimensions of `get_kv_cache_shape` in the order of memory, rows and heads as vLLM's setting says."""
-        if include_num_layers_dimension:
-            return ORDERS[get_kv_cache_layout()]
-        return (0, 1, 2, 3, 4) if get_kv_cache_layout() == "NHD" else (0, 1, 3, 2, 4)
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
@@ -96,6 +82,11 @@ class AttngenBackend(AttentionBackend):  # type: ignore[misc]
     @classmethod
     def supports_sink(cls) -> bool:
         return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """A step is divided by the numbers of rows that the CPU has."""
+        return False
 
     @classmethod
     def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
@@ -225,10 +216,9 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
     ) -> Tensor:
         """`output` [tokens, heads * size], or of three dimensions; rows of no sequence are not written.
 
-        query [tokens, heads, size], key and value [tokens, kv_heads, size] are the step's rows, kv_cache [pages, 2, rows,
-        kv_heads, size]. New keys and values are first written to the cache; one of 8 bits takes them divided by the layer's
-        scales. Without metadata vLLM measures memory: the output
-        is 0.
+        query [tokens, heads, size], key and value [tokens, kv_heads, size] are the step's rows. kv_cache [pages, kv_heads,
+        rows, 2 * size] has a row of V behind each of K, in any of vLLM's layouts. New keys and values are first written to it;
+        one of 8 bits takes them divided by the layer's scales. Without metadata vLLM measures memory: the output is 0.
         """
         if output is None or output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("attngen's backend for vLLM writes to an output of the model's element type alone")
@@ -238,7 +228,7 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
         if self.kv_cache_dtype in QUANTIZED:  # vLLM has their bits as bytes
             kv_cache = kv_cache.view(QUANTIZED[self.kv_cache_dtype])
             scales = Scales(*(one.detach().float().reshape(1, 1, -1) for one in (layer._k_scale, layer._v_scale)))
-        k_cache, v_cache = kv_cache.unbind(1)  # [pages, rows, kv_heads, size]
+        k_cache, v_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)  # [pages, rows, kv_heads, size]
         if self._writes and key is not None and value is not None:
             tokens = attn_metadata.slots.shape[0]
             rows = key[:tokens].unsqueeze(1), value[:tokens].unsqueeze(1)

@@ -34,6 +34,7 @@ from attngen.torch.runtime import runtime
 from attngen.vllm.backend import KEYS_STEP, PAGE_ROWS, AttngenBackend
 
 if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import AttentionSpec
     from vllm.platforms.interface import DeviceCapability
     from vllm.v1.attention.backend import AttentionLayer, CommonAttentionMetadata
 
@@ -58,7 +59,7 @@ class AttngenLatentBackend(MLACommonBackend):  # type: ignore[misc]
         return AttngenLatentMetadataBuilder
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: AttentionSpec | None = None) -> list[int | MultipleOf]:
         return [MultipleOf(PAGE_ROWS)]
 
     @classmethod
@@ -100,15 +101,15 @@ class AttngenLatentMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata[At
         query_start_loc_cpu: Tensor,
         query_start_loc_device: Tensor,
         num_decode_tokens: int,
+        max_query_len: int,
         dcp_tot_seq_lens_device: Tensor | None,
     ) -> AttngenLatentDecode:
-        rows = query_start_loc_cpu[1:] - query_start_loc_cpu[:-1]
         return AttngenLatentDecode(
             block_table=block_table_tensor,
             seq_lens=seq_lens_device,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
             cu_seqlens=query_start_loc_device,
-            max_q_len=max(int(rows.max()), 1),
+            max_q_len=max(max_query_len, 1),
             max_kv_len=-(-max_seq_len // KEYS_STEP) * KEYS_STEP,
         )
 

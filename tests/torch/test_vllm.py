@@ -20,6 +20,8 @@ from tests import tiers  # noqa: E402
 from tests.torch import vllm_interfaces as vllm  # noqa: E402
 
 PAGE, HEADS, KV_HEADS, SIZE, PAGES = 16, 4, 2, 16, 90
+# Axes of a layer's pages [pages, heads, rows, K and V] in the order of memory, as vLLM's KVCacheLayout has them
+LAYOUTS = {"LBNHC": (0, 2, 1, 3), "LBHNC": (0, 1, 2, 3), "LHBNC": (1, 0, 2, 3)}
 ROOM = 20  # pages of a sequence: enough keys for the schedule that splits them
 
 
@@ -46,17 +48,14 @@ class Sequence:
 class Engine:
     """Steps of sequences that share a cache, as vLLM's runner makes them. What belongs to no sequence is NaN, or rubbish."""
 
-    def __init__(self, backend: Any, dtype: Any, device: str = "cpu", **layer: Any) -> None:
+    def __init__(self, backend: Any, dtype: Any, device: str = "cpu", layout: str = "LBNHC", **layer: Any) -> None:
         self.dtype, self.layer, self.device = dtype, layer, torch.device(device)
-        shape = backend.AttngenBackend.get_kv_cache_shape(PAGES, PAGE, KV_HEADS, SIZE)
-        order = backend.AttngenBackend.get_kv_cache_stride_order()
+        shape, order = (PAGES, KV_HEADS, PAGE, 2 * SIZE), LAYOUTS[layout]
         inverse = [order.index(i) for i in range(len(order))]
         self.stored = backend.QUANTIZED.get(layer.get("kv_cache_dtype"))  # in 8 bits, whose bytes vLLM has
         self.scales = SimpleNamespace(_k_scale=torch.tensor(0.25, device=device), _v_scale=torch.tensor([0.5], device=device))
-        self.cache = torch.full([shape[i] for i in order], float("nan"), dtype=dtype, device=device).permute(inverse)
-        if self.stored is not None:
-            self.cache = torch.full([shape[i] for i in order], 0xFF, dtype=torch.uint8, device=device).permute(inverse)
-        assert self.cache.shape == shape
+        fill, of = (float("nan"), dtype) if self.stored is None else (0xFF, torch.uint8)
+        self.cache = torch.full([shape[i] for i in order], fill, dtype=of, device=device).permute(inverse)
         made = backend.AttngenBackend.get_impl_cls()
         self.impl = made(HEADS, SIZE, 0.3, KV_HEADS, **layer)
         spec = SimpleNamespace(block_size=PAGE)
@@ -132,17 +131,14 @@ EVERYTHING: dict[str, Any] = {
     "sliding_window": 30, "logits_soft_cap": 5.0, "alibi_slopes": [0.5, 0.25, 0.125, 0.0625],
     "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]),
 }  # fmt: skip
-LAYERS = [(torch.float16, PLAIN, "NHD"), (torch.float16, EVERYTHING, "HND"), (torch.float32, PLAIN, "HND"),
-          *((torch.float16, {"kv_cache_dtype": name}, "NHD") for name in ("fp8", "fp8_e5m2"))]  # fmt: skip
+LAYERS = [(torch.float16, PLAIN, "LBNHC"), (torch.float16, EVERYTHING, "LBHNC"), (torch.float32, PLAIN, "LHBNC"),
+          *((torch.float16, {"kv_cache_dtype": name}, "LBNHC") for name in ("fp8", "fp8_e5m2"))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("dtype", "layer", "layout"), tiers.cases(LAYERS, quick=lambda dtype, layer, layout: bool(layer)))
-def test_steps_of_an_engine(
-    backend: Any, dtype: Any, layer: dict[str, Any], layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_of_an_engine(backend: Any, dtype: Any, layer: dict[str, Any], layout: str) -> None:
     """Prompts in pieces beside sequences that decode, one after another and several rows at once; padding; no row at all."""
-    monkeypatch.setattr(vllm, "LAYOUT", layout)
-    engine = Engine(backend, dtype, **layer)
+    engine = Engine(backend, dtype, layout=layout, **layer)
     engine.add(2)
     engine.step([40, 17])
     engine.add(2)
@@ -185,7 +181,7 @@ def test_a_sequence_of_128k_in_a_pool_of_more_than_2_to_the_31_elements(backend:
     lengths = [3, 2**17, 1, PAGE + 1]  # with the new row
     used = [-(-n // PAGE) for n in lengths]
     pages = 2**31 // (2 * PAGE * SIZE) + sum(used)
-    cache = torch.empty(pages, 2, PAGE, 1, SIZE, dtype=torch.float16)
+    cache = torch.empty(pages, 1, PAGE, 2 * SIZE, dtype=torch.float16)
     table, slots = torch.full((4, max(used)), -(2**31), dtype=torch.int32), []
     q, new = torch.randn(4, 2, SIZE).half(), torch.randn(2, 4, 1, SIZE).half()
     sequences = []
@@ -194,7 +190,7 @@ def test_a_sequence_of_128k_in_a_pool_of_more_than_2_to_the_31_elements(backend:
         table[b, :count] = torch.arange(first, first + count)
         rows = torch.randn(2, count * PAGE, 1, SIZE).half()
         rows[:, n - 1 :] = float("nan")
-        cache[first : first + count] = rows.unflatten(1, (count, PAGE)).transpose(0, 1)
+        cache[first : first + count, 0] = torch.cat([*rows[:, :, 0]], -1).unflatten(0, (count, PAGE))
         rows[:, n - 1] = new[:, b]
         sequences.append(rows[:, :n])
         slots.append(first * PAGE + n - 1)
@@ -268,13 +264,6 @@ def test_what_vllm_is_told(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [made.supports_head_size(n) for n in (8, 80, 512, 4, 20, 584)] == [True, True, True, False, False, False]
     capabilities = [vllm.DeviceCapability(*pair) for pair in ((9, 0), (8, 6), (7, 0))]
     assert [made.supports_compute_capability(one) for one in capabilities] == [True, True, False]
-    for layout in ("NHD", "HND"):
-        monkeypatch.setattr(vllm, "LAYOUT", layout)
-        layers, one = made.get_kv_cache_stride_order(True), made.get_kv_cache_stride_order()
-        assert sorted(layers) == list(range(6))
-        assert [i for i in layers if i in (1, 3, 4, 5)] == [
-            i + 1 for i in one if i != 1
-        ]  # the same order with other layers between
     for wrong in (
         {"kv_cache_dtype": "fp8_inc"},
         {"attn_type": vllm.AttentionType.ENCODER_ONLY},

@@ -1,4 +1,4 @@
-"""Stand-ins of what vLLM's plugins import from it: names and signatures of its published interfaces, without what they do."""
+"""Stand-ins of what vLLM's plugins import from it: names and signatures of the interfaces of 0.33, without what they do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 T = TypeVar("T")
-LAYOUT = "NHD"
 
 
 class AttentionType(StrEnum):
@@ -52,11 +51,9 @@ class AttentionBackend(ABC):
     @abstractmethod
     def get_builder_cls() -> type: ...
 
-    @staticmethod
-    @abstractmethod
-    def get_kv_cache_shape(
-        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
-    ) -> tuple[int, ...]: ...
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> Any:
+        return None
 
 
 class AttentionMetadata:
@@ -133,12 +130,6 @@ class QueryLenSupport(Enum):
 
 
 class MLACommonBackend(AttentionBackend):
-    @staticmethod
-    def get_kv_cache_shape(
-        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
-    ) -> tuple[int, ...]:
-        return num_blocks, block_size, head_size
-
     @classmethod
     def is_mla(cls) -> bool:
         return True
@@ -185,7 +176,7 @@ class MLACommonMetadataBuilder(AttentionMetadataBuilder[T]):
             block_table_tensor=common.block_table_tensor[:count], seq_lens_device=common.seq_lens[:count],
             max_seq_len=common.max_seq_len, query_start_loc_cpu=begins[: count + 1],
             query_start_loc_device=common.query_start_loc[: count + 1], num_decode_tokens=int(begins[count]),
-            dcp_tot_seq_lens_device=None,
+            max_query_len=min(common.max_query_len, self.reorder_batch_threshold), dcp_tot_seq_lens_device=None,
         ) if count else None  # fmt: skip
         made: T = self.metadata_cls(
             num_reqs=common.num_reqs, num_decodes=count, num_decode_tokens=int(begins[count]), decode=decode
@@ -246,15 +237,11 @@ def register_backend(backend: AttentionBackendEnum, class_path: str | None = Non
     return lambda cls: cls
 
 
-def get_kv_cache_layout() -> str:
-    return LAYOUT
-
-
 def modules() -> dict[str, ModuleType]:
     """By the names under which vLLM has them."""
     here = sys.modules[__name__]
     attention = "vllm.v1.attention"
-    parts = {f"{attention}.backend": here, f"{attention}.backends.registry": here, f"{attention}.backends.utils": here}
+    parts = {f"{attention}.backend": here, f"{attention}.backends.registry": here}
     layers = "vllm.model_executor.layers"
     parts[f"{layers}.attention.mla_attention"] = here
     packages = (
