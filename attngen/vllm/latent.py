@@ -34,9 +34,9 @@ from attngen.torch.runtime import runtime
 from attngen.vllm.backend import KEYS_STEP, PAGE_ROWS, AttngenBackend
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_cache_interface import AttentionSpec
     from vllm.platforms.interface import DeviceCapability
     from vllm.v1.attention.backend import AttentionLayer, CommonAttentionMetadata
+    from vllm.v1.kv_cache_interface import AttentionSpec
 
 
 class AttngenLatentBackend(MLACommonBackend):  # type: ignore[misc]
