@@ -44,6 +44,10 @@ def examine() -> tuple[Finding, ...]:
         _looked_for("nvdisasm", "`show --stage sass`, and `report`", SASS_CURE, find_nvdisasm),
         _looked_for("torch", "tensors, and the oracle on a GPU", "pip install torch", partial(_version, "torch"), optional),
         _looked_for("cupy-cuda13x", "arrays of CuPy", "pip install cupy-cuda13x", partial(_version, "cupy-cuda13x"), optional),
+        _looked_for(
+            "matplotlib", "plots of `bench`", "pip install 'attngen[bench]'", partial(_version, "matplotlib"), optional
+        ),
+        _looked_for("jax", "attngen.jax", "pip install 'attngen[jax]'", partial(_version, "jax"), optional),
         _cache(),
     )
 
