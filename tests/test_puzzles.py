@@ -61,7 +61,9 @@ def test_a_wrong_solution_gets_its_reason(folder: Folder, name: str) -> None:
     shown = verdict_text(verdict, text)
     assert verdict.problem is not None, shown
     assert verdict.problem.kind == wrong.kind, shown
-    assert wrong.words in "\n".join((verdict.problem.message, verdict.problem.label, *verdict.problem.notes)), shown
+    assert wrong.words in "\n".join(
+        (verdict.problem.message, verdict.problem.label, *verdict.problem.notes, verdict.problem.help)
+    ), shown
     marked = [number for number, line in enumerate(text.splitlines(), 1) if MARK in line]
     assert not marked or verdict.problem.line in marked, shown
 
@@ -123,8 +125,8 @@ def test_a_student_solves_a_puzzle(tmp_path: Path) -> None:
     silver = invoke("puzzle", "check", str(path))
     assert silver.exit_code == 0
     assert "medal: silver" in silver.output
-    assert "for gold: sectors of 32 bytes of global memory, at most 560; counted 2144\n" in silver.output
-    assert "\n  line 17: 2048 of k (512 for gold) " in silver.output
+    missing = "for gold: sectors of 32 bytes of global memory, at most 560; counted 2144\n"
+    assert f"{missing}  line 17: 2048 of k (512 for gold) " in silver.output
     assert invoke("puzzle", "check", "1", *at, "--need", "gold").exit_code == 1
 
     path.write_text(invoke("puzzle", "solution", "1", *at).output)
@@ -152,12 +154,13 @@ def test_a_grader_reads_json(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_what_happens(tmp_path: Path) -> None:
-    """The first fenced output of docs/puzzles.md is that of a solution without padding; its commands can be parsed."""
+    """The first fenced output of docs/puzzles.md is that of a slow kernel; its commands can be parsed."""
     page = (ROOT / "docs" / "puzzles.md").read_text()
     (shown,) = re.findall(r"^```\n(right: .*?)^```", page, re.M | re.S)
-    folder = find_folder("transposition")
+    folder = find_folder("delta_and_dv")
+    (slow,) = folder.slow
     path = tmp_path / f"{folder.name}.cu"
-    path.write_text(folder.solution.replace("tile[TILE][TILE + 1]", "tile[TILE][TILE]"))
+    path.write_text(folder.filled(slow.body.replace(f"  {MARK}", "")))
     assert invoke("puzzle", "check", str(path), "--no-gpu").output == shown
     for line in re.findall(r"^attngen (puzzle .*?)(?:  +#.*)?$", page, re.M):
         _, name, *words = line.split()

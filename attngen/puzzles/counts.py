@@ -113,11 +113,12 @@ class Counted:
     lines: tuple[Part, ...]
 
     def beside(self, gold: Counted) -> Counted:
-        """With `needed` of each part, and the parts of arrays of which there is more than in `gold` before the others."""
+        """With the parts of arrays of which there is more than in `gold`, if there are any."""
         own, needed = self._of_arrays(), gold._of_arrays()
         parts = [replace(p, needed=needed.get(p.array, 0)) if p.array else p for p in self.lines]
         excess = {name: max(0, number - needed.get(name, 0)) for name, number in own.items()}
-        return replace(self, lines=tuple(sorted(parts, key=lambda p: (-excess.get(p.array, 0), -p.number))))
+        ordered = sorted(parts, key=lambda p: (-excess.get(p.array, 0), -p.number))
+        return replace(self, lines=tuple(p for p in ordered if excess.get(p.array)) or self.lines)
 
     def _of_arrays(self) -> dict[str, int]:
         found: dict[str, int] = {}

@@ -98,7 +98,7 @@ def _wrong(path: Path) -> Wrong:
 
 
 def with_primitives(text: str, products: Sequence[Wgmma]) -> str:
-    """`text` with the primitives in the place of their `#include`s, with all comments, and empty lines between them."""
+    """`text` with the primitives in the place of their `#include`s, with brief comments: what is taught is in the contract."""
     whole = _INCLUDE.sub(lambda found: _primitive(found[1], products) + "\n", text)
     return re.sub(r"\n{3,}", "\n\n", whole)
 
@@ -111,7 +111,7 @@ def _primitive(name: str, products: Sequence[Wgmma]) -> str:
         text = "\n".join(template.render(product=one) for one in products)
     else:
         text = (template_directory() / "primitives" / f"{name}.cuh").read_text()
-    return at_level(text, "teach").strip("\n") + "\n"
+    return at_level(text, "brief").strip("\n") + "\n"
 
 
 @cache

@@ -14,6 +14,7 @@ from attngen.device.emulated.host_compiler import find_compiler
 from attngen.device.emulated.translate import primitive_lines
 from attngen.device.protocol import CompilationError, DeviceError
 from attngen.emit.program import Program
+from attngen.puzzles.advice import HELP, LATER_ROUND, advice, in_words
 from attngen.puzzles.counts import MEDALS, Counted, Medal, count, medal_of
 from attngen.puzzles.folder import BLANK, Folder
 from attngen.puzzles.limit import TimeLimitError, limited
@@ -42,40 +43,8 @@ _PTXAS = re.compile(r"ptxas error *: (?P<what>.*)$", re.M)
 _HOST = re.compile(r"\.cu:(?P<line>\d+):\d+: (?:fatal )?error: (?P<what>.*)$", re.M)
 # The emulated device counts from dynamic shared memory, which puzzles have not.
 _MBARRIER = re.compile(r"the mbarrier at byte -?\d+ of shared memory, which")
+_FUNCTION = re.compile(r"^(?!\s)(?:template .*)?__device__\b.*?\b(\w+)\(")
 _LINE = re.compile(r"\b(?:of|at) line (\d+)")
-
-HELP = {
-    "signature": "write it as expected: the check passes arguments in this order. Your own functions may stand before it",
-    "does not compile": "correct this error first: later ones often follow from it",
-    "include": "remove it: the file has the primitives that the puzzle needs, and CUDA's built-in functions need no header",
-    "dynamic": "declare it with its size, `__shared__ float name[SIZE]`: the launch has no dynamic shared memory",
-    "shared memory": "a block has at most 48 KB of arrays declared __shared__ (0xc000 bytes): keep a tile there, not the whole",
-    "trap": "the kernel stops itself here; printf shows values: what it prints comes before the report",
-    "time limit": "the sizes are small: no thread needs more than some thousand steps. Does a loop run too often, or forever?",
-    "empty": "replace the comment by code that writes every element; `attngen puzzle hint {number}` helps to begin",
-    "never written": "is there a thread for this element, and does its condition let it write? Think of the last block, too",
-    "wrong": "compute this one element by hand from the contract, and compare with what this statement does",
-    "out of bounds": "compare the index with the size of the array before the access; the last block may have threads to spare",
-    "write to a read-only tensor": "the contract names the arrays that the kernel writes; a cast must not remove const",
-    "uninitialized shared read": "write the element before it is read; a barrier must be between if another thread reads it",
-    "uninitialized global read": "the output has no contents before the kernel writes it: begin with a local variable",
-    "race": "put a barrier between the two accesses: __syncthreads() for threads of a block, __syncwarp() for those of a warp",
-    "two writers": "each element must have one writer and no other reader: does the index leave threadIdx or blockIdx out?",
-    "copy in flight": "wait for the copy, then put a barrier before other threads read or replace what it brings",
-    "misaligned access": "an access of N bytes needs an address that is a multiple of N: float4 needs 16",
-    "divergent barrier": "every thread must reach __syncthreads(): move it out of the condition; let no thread return before",
-    "deadlock": "somebody must arrive where these threads wait: count the arrivals of each phase, and the parity of each wait",
-    "lanes missing": "all lanes of a warp must come to its shuffles: let none leave, or skip one, unless the whole warp does",
-    "runaway loop": "does the loop's variable change, and does its condition become false?",
-    "barrier misuse": "a phase must expect exactly the bytes that its copies bring, and the arrivals that mbarrier_init states",
-    "divergent warpgroup": "all 128 threads of a warpgroup must issue the same wgmma: no condition may divide them",
-    "missing proxy fence": "after the writes of threads, call async_proxy_fence(), then a barrier, then TMA or wgmma",
-    "missing wgmma fence": "call wgmma_fence() before the first product that uses these accumulators",
-    "accumulator in use": "call wgmma_commit() and wgmma_wait<0>() before the accumulators are read or written",
-    "division by zero": "check the divisor; is it a size that can be zero here?",
-    "gpu": "threads of a GPU run in another order, many at once: what differs in a large launch?",
-    "stack overflow": "a thread's local arrays must be small, and recursion must end",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +241,8 @@ def _compile_problem(program: Program) -> Problem | None:
         number = len(_NVRTC.findall(error.log))
         notes = [f"errors after it: {number - 1}"] if number > 1 else []
         problem = _problem("does not compile", f"does not compile: {found['what']}", int(found["line"]), notes=notes)
-        return replace(problem, help=HELP["include"]) if "open source file" in found["what"] else problem
+        closer = "include" if "open source file" in found["what"] else "semicolon" if 'expected a ";"' in found["what"] else ""
+        return replace(problem, help=HELP[closer]) if closer else problem
     return None
 
 
@@ -308,10 +278,40 @@ def _unknown_problem(error: DeviceError) -> Problem:
 
 
 def _own_line(program: Program, place: Place) -> int:
-    """The line of a place in the student's own code: for a primitive, that of its call."""
+    """The line of a place in the student's own code: for a primitive, that of its call. A copy in the background has no
+    callers: then it is the first call of its primitive that the file has."""
     inside = primitive_lines(program.text)
-    lines = [place.line, *(line for line, _ in place.callers)]
+    lines = [place.line, *(line for line, _ in place.callers), *_calls_of(program.text, place.line, inside)]
     return next((line for line in lines if line and line not in inside), place.line)
+
+
+def _where(program: Program, place: Place) -> str:
+    """A place in words, with its statement; of a copy whose call is not known, all calls of its primitive."""
+    text = program.text.splitlines()
+    inside = primitive_lines(program.text)
+    known = [line for line in (place.line, *(line for line, _ in place.callers)) if line not in inside]
+    calls = known or _calls_of(program.text, place.line, inside)
+    if len(calls) > 1 and not known:
+        return f", at one of lines {', '.join(map(str, calls))}"
+    line = _own_line(program, place)
+    return f", at line {line}: {text[line - 1].strip()}" if line else ""
+
+
+def _calls_of(text: str, line: int, inside: frozenset[int]) -> list[int]:
+    """The lines outside of primitives that call the primitive whose body has `line`."""
+    lines = text.splitlines()
+    above = (number for number in range(line, 0, -1) if number in inside and _FUNCTION.search(lines[number - 1]))
+    found = _FUNCTION.search(lines[next(above, 0) - 1]) if line in inside else None
+    if found is None:
+        return []
+    call = re.compile(rf"\b{found[1]}\s*[(<]")
+    return [n for n, one in enumerate(lines, 1) if n not in inside and call.search(one.split("//")[0])]
+
+
+def _is_of_a_later_round(program: Program, line: int, other: int) -> bool:
+    """Whether a block barrier stands between the lines of two accesses that race: only a loop can bring them together."""
+    between = program.text.splitlines()[min(line, other) : max(line, other) - 1]
+    return any("__syncthreads()" in one for one in between)
 
 
 def _device_problem(program: Program, case: Case, error: EmulationError) -> Problem:
@@ -319,18 +319,18 @@ def _device_problem(program: Program, case: Case, error: EmulationError) -> Prob
     label = f"thread {error.at.thread} of block {block}"
     notes = []
     if error.other is not None:
-        line = _own_line(program, error.other)
-        where = f", at line {line}: {program.text.splitlines()[line - 1].strip()}" if line else ""
-        notes.append(f"the other is thread {error.other.thread}{where}")
+        notes.append(f"the other is thread {error.other.thread}{_where(program, error.other)}")
     notes.append(f"with {case.what}")
     kind = error.kind
     if kind == "race" and error.where is not None and error.where.buffer in case.expected:
         kind = "two writers"
     elif kind == "deadlock" and ("waits for shuffle" in error.what or "waits for a warp" in error.what):
         kind = "lanes missing"
-    what = _MBARRIER.sub("an mbarrier, which", error.what)
-    found = _problem(error.kind, f"{error.kind}: {what}", _own_line(program, error.at), label, notes)
-    return replace(found, help=HELP.get(kind, ""))
+    what = in_words(_MBARRIER.sub("an mbarrier, which", error.what)).replace(" of anchor)", " of shared memory)")
+    line = _own_line(program, error.at)
+    later = kind == "race" and error.other is not None and _is_of_a_later_round(program, line, _own_line(program, error.other))
+    found = _problem(error.kind, f"{error.kind}: {what}", line, label, notes)
+    return replace(found, help=LATER_ROUND if later else advice(kind, what))
 
 
 def _value_problem(folder: Folder, program: Program, case: Case, ran: Ran) -> Problem | None:
@@ -345,8 +345,8 @@ def _value_problem(folder: Folder, program: Program, case: Case, ran: Ran) -> Pr
 
 def _is_right(got: Array, expected: Array, tolerance: float) -> Array:
     """For each element, in order."""
-    one, other = np.asarray(got, np.float64).reshape(-1), np.asarray(expected, np.float64).reshape(-1)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # of a signalling NaN, too, which becomes a quiet one
+        one, other = np.asarray(got, np.float64).reshape(-1), np.asarray(expected, np.float64).reshape(-1)
         right: Array = (one == other) | (np.abs(one - other) <= tolerance * (1 + np.abs(other)))
     return right
 
@@ -365,11 +365,12 @@ def _first_wrong(folder: Folder, program: Program, case: Case, ran: Ran, name: s
             return _problem("empty", message, line, label, notes[1:], number=folder.number)
         return _problem("never written", message, _kernel_line(program), "no thread writes it", notes)
     message = f"{place} is {_number(got.reshape(-1)[at])}, expected {value}"
+    help_text = HELP["nan" if np.isnan(got.reshape(-1)[at]) else "wrong"]
     writer = writer_of(program, case, name, at)
     if writer is None:
-        return _problem("wrong", message, _kernel_line(program), "", notes)
+        return Problem("wrong", message, _kernel_line(program), "", tuple(notes), help_text)
     block, thread, call = writer
-    return _problem("wrong", message, call.line, f"thread {thread} of block {block} writes it", notes)
+    return Problem("wrong", message, call.line, f"thread {thread} of block {block} writes it", tuple(notes), help_text)
 
 
 def _place(name: str, array: Array, at: int) -> str:
@@ -382,4 +383,4 @@ def _kernel_line(program: Program) -> int:
 
 
 def _number(value: np.generic) -> str:
-    return f"{float(value):.6g}" if isinstance(value, np.floating) else str(int(value))
+    return f"{float(np.float32(value)):.6g}" if isinstance(value, np.floating) else str(int(value))

@@ -8,6 +8,8 @@
 //
 // Launch: ceil(n / 128) blocks of 128 threads, one thread for each key. n need not be a multiple of 128.
 // q and k are at addresses that are multiples of 16.
+// float4 is CUDA's struct of four floats, x, y, z and w: a pointer cast to const float4* loads 16 bytes at a time, from an address that
+// is a multiple of 16. A sector is 32 bytes of global memory, and the least that memory moves.
 constexpr int D = 8;
 
 extern "C" __global__ void dot_product(const float* q, const float* k, float* s, int n, float scale) {

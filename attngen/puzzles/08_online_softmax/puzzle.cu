@@ -11,7 +11,7 @@
 // s        rows of `columns` scores
 // p        rows of `columns` weights, written by this kernel
 //
-// Launch: one block of 32 threads for each row: one warp. `columns` is at least 1. There is no shared memory.
+// Launch: one block of 32 threads for each row: one warp. `columns` is at least 1, and may be less than 32. There is no shared memory.
 // CUDA has expf(x), fmaxf(x, y), __shfl_xor_sync(0xffffffff, value, m), and INFINITY.
 #define INFINITY __int_as_float(0x7f800000)
 

@@ -9,6 +9,7 @@
 // k, v     keys x 32 numbers, at least one key
 //
 // Launch: ceil(rows / 4) blocks of 128 threads: four warps, a row for each. rows need not be a multiple of 4.
+// A byte that several lanes read counts for each of them: a number that all lanes of a warp read is 128 bytes.
 constexpr int D = 32, WARPS = 4;
 constexpr float SCALE = 0.17677669f;  // 1 / sqrt(32)
 #define INFINITY __int_as_float(0x7f800000)

@@ -8,6 +8,7 @@
 //
 // Launch: a grid of keys / 8 by rows / 16 blocks of 32 threads. Block (x, y) computes rows 16 * y to 16 * y + 15, keys 8 * x to
 // 8 * x + 7. d is a multiple of 16, rows of 16, keys of 8; all arrays are at addresses that are multiples of 16.
+// Sums are in fp32: in fp16 a sum of ones would stop growing at 2048. An mma adds to D, so that one D collects all products over d.
 // In mma_16x8x16, A is rows of q, B is keys: B[c][j] = k[j][c]. Which elements a lane has is said above it.
 
 #include "type_fp16.cuh"

@@ -8,7 +8,9 @@
 //
 // Launch: a grid of keys / 64 by rows / 64 blocks of 128 threads. Block (x, y) computes a tile of 64 rows and 64 keys, each of its
 // four warps 16 rows. rows and keys are multiples of 64; all arrays are at addresses that are multiples of 16.
-// Shared memory is yours to declare. Each row of it that a lane gives to ldmatrix must begin at a multiple of 16 bytes.
+// Ordinary loads bring 4 bytes of a fragment to a lane at a time. ldmatrix reads rows of 16 bytes and distributes them over the lanes,
+// without a bank conflict if the eight rows of each 8x8 matrix lie in different banks.
+// Shared memory is yours to declare, alignas(16). Each row of it that a lane gives to ldmatrix must begin at a multiple of 16 bytes.
 
 #include "type_fp16.cuh"
 #include "ldmatrix.cuh"

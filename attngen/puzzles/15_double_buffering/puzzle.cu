@@ -9,6 +9,7 @@
 // Launch: one block of 128 threads for all keys, which are 128 to a tile. n need not be a multiple of 128. q and k are at addresses that
 // are multiples of 16.
 // Shared memory is yours to declare; a row that cp_async_16 writes must begin at a multiple of 16 bytes.
+// cp_async_wait covers the copies of its own thread: a barrier must follow before other threads read what they brought.
 // With one buffer, a tile needs two barriers: its copies have arrived, and all threads have read it. With two buffers, one is
 // enough.
 

@@ -7,6 +7,8 @@
 //
 // Launch: one block of 128 threads. tiles is at least 1.
 // Shared memory: two buffers, and for each an mbarrier that says that it is full, and one that says that it is empty.
+// A phase has a parity, not a number, so that a waiting thread must not be two phases behind: a buffer is filled again only when all
+// threads have waited for its previous contents.
 // bulk_load copies a tile with one instruction of one thread; its bytes count at an mbarrier, which must expect them.
 
 #include "mbarrier.cuh"

@@ -1,4 +1,4 @@
-// A TMA copy: one instruction brings a tile of a matrix, swizzled, so that no reader of its columns meets a bank conflict.
+// A TMA copy: one instruction brings a tile of a matrix, swizzled, so that rows and columns of 16 bytes can be read without bank conflicts.
 //
 //     y[c][r] = x[r][c]
 //
@@ -7,7 +7,7 @@
 //
 // Launch: a grid of columns / 64 by ceil(rows / 64) blocks of 128 threads. Block (bx, by) transposes the tile whose first column
 // is 64 * bx and whose first row is 64 * by. columns is a multiple of 64. What TMA reads past the last row is 0.
-// The coordinates of tma_load are (column, row, 0, 0).
+// The coordinates of tma_load are (column, row, 0, 0); its last argument is L2_EVICT_FIRST or L2_EVICT_LAST.
 //
 // The swizzle: a row of the tile is 128 bytes, eight chunks of eight numbers. Chunk c of row r lies at the place of chunk
 // c ^ (r % 8) of that row. The tile must begin at a multiple of 1024 bytes.

@@ -8,8 +8,10 @@
 //
 // Launch: a grid of keys / 64 by rows / 64 blocks of 128 threads. Block (x, y) computes the tile of rows 64 * y to 64 * y + 63 and
 // keys 64 * x to 64 * x + 63. rows and keys are multiples of 64.
-// The coordinates of tma_load are (column, row, 0, 0). It brings tiles with the swizzle that wgmma expects, and both are K-major:
-// their rows are q's rows and k's keys.
+// The coordinates of tma_load are (column, row, 0, 0). It brings tiles with the swizzle that wgmma expects.
+// wgmma reads both operands from shared memory: no ldmatrix is needed.
+// A product sums over its dimension K, here the 64 columns. An operand is K-major if neighbours in K are neighbours in memory,
+// and MN-major if neighbours of the other dimension are. Both tiles are K-major: a row of a tile is a row of q, or a key.
 
 #include "type_fp16.cuh"
 #include "mbarrier.cuh"

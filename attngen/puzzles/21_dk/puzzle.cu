@@ -12,6 +12,7 @@
 // a multiple of anything. Begin with your kernel of the puzzle before.
 constexpr int D = 32, KEYS = 16, ROWS = 32, WARPS = 4;  // ROWS: of a tile
 constexpr float SCALE = 0.17677669f;                   // 1 / sqrt(32)
+#define INFINITY __int_as_float(0x7f800000)
 
 extern "C" __global__ void gradient_of_k(const float* q, const float* k, const float* v, const float* d_o, const float* lse,
                                          const float* delta, float* dk, int n) {

@@ -14,6 +14,7 @@
 // n need not be a multiple of anything.
 constexpr int D = 32, ROWS = 16, KEYS = 32, WARPS = 4;  // KEYS: of a tile
 constexpr float SCALE = 0.17677669f;                   // 1 / sqrt(32)
+#define INFINITY __int_as_float(0x7f800000)
 
 extern "C" __global__ void gradient_of_q(const float* q, const float* k, const float* v, const float* d_o, const float* lse,
                                          const float* delta, float* dq, int n) {

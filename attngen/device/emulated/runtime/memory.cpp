@@ -441,7 +441,8 @@ void async_copy(unsigned to, const void* from, int bytes, int source_bytes, int 
     const void* code = __builtin_return_address(0);
     if (launch.checked) {
         if ((uint64_t)target % bytes || (source_bytes && (uint64_t)from % bytes))
-            report(Kind::MISALIGNED, "an asynchronous copy whose address is not a multiple of its size", line, nullptr, 0, nullptr, -1, from, bytes);
+            report(Kind::MISALIGNED, "an asynchronous copy whose address is not a multiple of its size", line, nullptr, 0, nullptr, -1,
+                   (uint64_t)target % bytes ? target : from, bytes);
         if (source_bytes) access((unsigned char*)from, source_bytes, false, line, code);
         if (source_bytes && launch.traced) trace("cp.async", (unsigned char*)from, source_bytes, false, code);
         const Access a = own(target, bytes, line, nullptr);

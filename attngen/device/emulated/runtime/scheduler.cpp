@@ -89,7 +89,8 @@ void report_deadlock() {
     Waiter waiters[WAITERS] = {};
     int count = 0;
     for (const Fiber& f : fibers) {
-        if (f.state == State::DONE) ended = &f;
+        const bool near = ended && first && ended->warp == first->warp;  // a lane of the same warp is to the point
+        if (f.state == State::DONE && !near) ended = &f;
         if (f.state == State::AT_REGISTERS) wants_registers = &f;
         if (f.state == State::DONE) continue;
         if (!first) first = &f;
@@ -109,7 +110,8 @@ void report_deadlock() {
         memcpy(w.trace, f.trace, sizeof(w.trace));
     }
     char text[64] = "";
-    if (ended) snprintf(text, sizeof(text), "thread %d has ended", ended->index);
+    const bool innocent = ended && first && first->state == State::AT_WARP && ended->warp != first->warp;
+    if (ended && !innocent) snprintf(text, sizeof(text), "thread %d has ended", ended->index);
     current = const_cast<Fiber*>(wants_registers ? wants_registers : first);
     record(wants_registers ? Kind::REGISTERS : Kind::DEADLOCK, text, current->line);
     Finding& finding = *launch.finding;

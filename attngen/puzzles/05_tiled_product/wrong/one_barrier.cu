@@ -1,4 +1,4 @@
-// wrong: race: shared memory, with no barrier
+// wrong: race: a later round
     const int x = threadIdx.x, y = threadIdx.y, column = blockIdx.x * TILE + x, row = blockIdx.y * TILE + y;
     float sum[TILE / ROWS] = {};
     for (int begin = 0; begin < n; begin += TILE) {

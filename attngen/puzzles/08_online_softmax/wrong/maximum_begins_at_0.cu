@@ -1,4 +1,4 @@
-// wrong: wrong: is nan
+// wrong: wrong: NaN comes from
     s += blockIdx.x * columns;
     p += blockIdx.x * columns;
 

@@ -1,4 +1,4 @@
-// wrong: copy in flight
+// wrong: copy in flight: cp_async_commit()
     __shared__ alignas(16) float k_tile[2][TILE][D + 4];
     const int t = threadIdx.x;
     auto load = [&](int buffer, int begin) {

@@ -1,4 +1,4 @@
-// wrong: copy in flight
+// wrong: copy in flight: filled again too early
     const int t = threadIdx.x;
     if (t == 0) {
         for (int s = 0; s < STAGES; ++s) {

@@ -1,4 +1,4 @@
-// wrong: missing proxy fence
+// wrong: missing proxy fence: mbarrier_init_fence()
     const int t = threadIdx.x;
     if (t == 0) {
         for (int s = 0; s < STAGES; ++s) {
