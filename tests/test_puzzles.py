@@ -111,7 +111,9 @@ def test_a_student_solves_a_puzzle(tmp_path: Path) -> None:
     assert missing.exit_code == 2
     assert "`attngen puzzle start 1`" in missing.stderr
 
-    assert "01_dot_product.cu" in invoke("puzzle", "start", "1", *at).output
+    started = invoke("puzzle", "start", "1", *at).output
+    assert "01_dot_product.cu" in started
+    assert re.search(r"sectors of 32 bytes of global memory +any +<= 560\ncounted with n = 256\n", started)
     assert invoke("puzzle", "start", "1", *at).exit_code == 2, "a file is not replaced"
     empty = invoke("puzzle", "check", "1", *at)
     assert empty.exit_code == 1
@@ -226,3 +228,4 @@ def test_an_unknown_puzzle_is_named() -> None:
     result = invoke("puzzle", "hint", "dot_produkt")
     assert result.exit_code == 2
     assert "did you mean dot_product?" in result.stderr
+    assert "`attngen puzzle check 1 lee.cu`" in invoke("puzzle", "check", "lee.cu").stderr
