@@ -9,16 +9,16 @@
 //         input     v_scales: fp32[batch, kv_heads]
 //         scale     0.08838834764831845
 //         mask      q + kv_len - q_len >= k
-//         score     s * k_scales[b, h // (heads // kv_heads)]
-//         scaled    v by v_scales[b, h // (heads // kv_heads)]
+//         score     s * k_scales[b, h * kv_heads // heads]
+//         scaled    v by v_scales[b, h * kv_heads // heads]
 //     }
 //
 // For batch b, query head h and query row q, with the key/value head h / group_size:
 //
 //     s    = 0.08838834764831845 * sum over d of Q[q, d] * K[k, d]
-//     S[k] = s * k_scales[b, h // (heads // kv_heads)] where q + kv_len - q_len >= k, else -inf
+//     S[k] = s * k_scales[b, h * kv_heads // heads] where q + kv_len - q_len >= k, else -inf
 //     P[k] = exp(S[k]) / (sum over k of exp(S[k]))
-//     O[d] = sum over k of P[k] * V[k, d] * (v_scales[b, h // (heads // kv_heads)])
+//     O[d] = sum over k of P[k] * V[k, d] * (v_scales[b, h * kv_heads // heads])
 //
 // Shapes
 //     Q    bf16 [batch, 32, q_len, 128]
@@ -251,9 +251,9 @@ __device__ __forceinline__ float v_scales_at(const Captured& in, int i0, int i1)
     return *(const float*)at;
 }
 
-// S = s * k_scales[b, h // (heads // kv_heads)]
+// S = s * k_scales[b, h * kv_heads // heads]
 __device__ __forceinline__ float score(const Captured& in, float s, int b_idx, int h_idx, int q_heads, int kv_heads) {
-    return s * k_scales_at(in, b_idx, h_idx / (q_heads / kv_heads));
+    return s * k_scales_at(in, b_idx, h_idx * kv_heads / q_heads);
 }
 
 // allowed: q + kv_len - q_len >= k
@@ -261,9 +261,9 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx, int q_len, int kv_le
     return q_idx + kv_len - q_len >= kv_idx;
 }
 
-// what V is multiplied with: v_scales[b, h // (heads // kv_heads)]
+// what V is multiplied with: v_scales[b, h * kv_heads // heads]
 __device__ __forceinline__ float v_scale(const Captured& in, int b_idx, int h_idx, int q_heads, int kv_heads) {
-    return v_scales_at(in, b_idx, h_idx / (q_heads / kv_heads));
+    return v_scales_at(in, b_idx, h_idx * kv_heads / q_heads);
 }
 
 // 4. Which tiles are visited
@@ -314,7 +314,7 @@ using VTile = WarpTile<HEAD_DIM_V, V_WIDTH, V_STRIDE>;
 
 // 6. The keys of a split
 //
-//     S[q, k] = s * k_scales[b, h // (heads // kv_heads)]  where q + kv_len - q_len >= k, else -inf
+//     S[q, k] = s * k_scales[b, h * kv_heads // heads]  where q + kv_len - q_len >= k, else -inf
 //     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
 //
 //     m = -inf, l = 0, O = 0; for every tile of keys:

@@ -100,6 +100,7 @@ def test_every_exception_and_warning_is_documented() -> None:
         "torch",
         "transformers",
         "diffusers",
+        "jax",
         "vllm",
         "bench",
         "__main__",

@@ -89,7 +89,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "bool is not a type of a param": lambda: plain(params={"n": ("bool", True)}),
     "sink requires normalize softmax": lambda: plain(normalize="sigmoid", sink="1.0"),
     "no architecture is called sm_70; attngen list names them": lambda: compiled("sm_70"),
-    "kernel hopper of fp32": lambda: compiled("sm_90a", "hopper", "fp32"),
+    "kernel wgmma of fp32": lambda: compiled("sm_90a", "wgmma", "fp32"),
     "kernel hopper on sm_80": lambda: compiled("sm_80", "hopper"),
     "tile 128 x 128 does not fit": lambda: attngen.compile(
         attngen.load("docs/tour/exercises/10_tiles.attn"), arch="sm_80", device="emulated"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.constants import ConstantLine
@@ -43,7 +42,7 @@ def splitting_kernels(maker: KernelMaker) -> list[KernelText]:
     return [one.kernel for one in _splitting(maker)]
 
 
-def splitting(maker: KernelMaker) -> dict[str, Any]:
+def splitting(maker: KernelMaker) -> dict[str, object]:
     """What the template reads of the kernels; nothing if the file has none."""
     if not maker.plan.in_terms:
         return {}

@@ -345,7 +345,7 @@ def _value_problem(folder: Folder, program: Program, case: Case, ran: Ran) -> Pr
 
 def _is_right(got: Array, expected: Array, tolerance: float) -> Array:
     """For each element, in order."""
-    with np.errstate(invalid="ignore"):  # of a signalling NaN, too, which becomes a quiet one
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
         one, other = np.asarray(got, np.float64).reshape(-1), np.asarray(expected, np.float64).reshape(-1)
         right: Array = (one == other) | (np.abs(one - other) <= tolerance * (1 + np.abs(other)))
     return right

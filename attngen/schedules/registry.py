@@ -14,7 +14,7 @@ from attngen.schedules.naive import NAIVE
 from attngen.schedules.tiled import TILED
 from attngen.schedules.wgmma import WGMMA
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import FP8_DTYPES
+from attngen.spec.dtypes import FP8_DTYPES, FP32
 
 # In order of preference under one keyword.
 SCHEDULES: tuple[Schedule, ...] = (
@@ -58,8 +58,9 @@ def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule
         raise refusal(
             "kernel", what, f"the call requests gradients by {keyword}", f"compute gradients by auto, or one of: {others}"
         )
-    of_bytes = facts.spec.dtype in FP8_DTYPES
+    of_bytes, of_fp32 = facts.spec.dtype in FP8_DTYPES, facts.spec.dtype is FP32
     named = [s for s in named if s.multiplies_bytes == of_bytes] or named
+    named = [s for s in named if s.multiplies_terms == of_fp32] or named
     elsewhere = [s for s in named if not any(s.limits(facts.spec))]
     of_size = [s for s in named if "head_dim" not in dict(s.limits(facts.spec))]
     return next((s for s in named if s.suits(facts, arch)), (elsewhere or of_size or named)[-1])

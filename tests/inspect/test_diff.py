@@ -193,7 +193,7 @@ def test_the_levels_of_comments_are_compared_as_asked() -> None:
         ((GPT2, "fused@sm_80", "fused@sm_80"), "both sides are fused for sm_80"),
         ((GPT2, "naive", "flash"), "unknown schedule flash; known: naive, tiled, fused, wgmma, hopper"),
         ((GPT2, "naive", "tiled@sm_10"), "unknown architecture sm_10"),
-        (("cross_attention", "fused", "hopper"), "its products are of fp16 or bf16"),
+        (("cross_attention", "fused", "wgmma"), "its products are of fp16 or bf16"),
         ((GPT2, "fused", "hopper@sm_80"), "use kernel fused, or --arch sm_90a"),
         ((GPT2, "naive"), "Missing argument"),
     ],

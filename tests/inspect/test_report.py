@@ -105,13 +105,13 @@ def test_layouts_are_those_of_the_file(name: str, schedule: str, arch: str) -> N
     for constant, value in re.findall(r"^constexpr int (\w+) = ([^;,]+);", emit(spec, plan).text, re.M):
         constants[constant] = eval(value.replace("/", "//"), {}, constants)
     found = {one.name.removeprefix("a slab of ")[0]: one for one in plan.schedule.layouts(spec, plan)}
-    size = {"tiled": 4, "fused_simt": 4}.get(plan.schedule.name, spec.dtype.bytes)
+    size = {"tiled": 4, "fused_simt": 4, "hopper_fp32": 2}.get(plan.schedule.name, spec.dtype.bytes)
     strides = {
         "naive": {},
         "tiled": {"Q": "BLOCK_Q", "K": "BLOCK_KV", "P": "BLOCK_Q", "V": "BLOCK_DV"},
         "fused_simt": {"Q": "QK_STRIDE", "K": "QK_STRIDE", "V": "V_STRIDE", "P": "P_STRIDE"},
         "fused_mma": {"Q": "Q_STRIDE", "K": "K_STRIDE", "V": "V_STRIDE"},
-        **{by_tma: dict.fromkeys("QKV", "ROW_BYTES // 2") for by_tma in HOPPER_SCHEDULES},
+        **{by_tma: dict.fromkeys("QKV", "ROW_BYTES // 2") for by_tma in (*HOPPER_SCHEDULES, "hopper_fp32")},
     }[plan.schedule.name]
     assert set(found) == set(strides)
     for tile, stride in strides.items():

@@ -85,6 +85,7 @@ HOPPER_FP32 = Schedule(
     tiles=fp32_plan.tiles,
     in_return="each number is three of bf16",
     on_request=True,
+    multiplies_terms=True,
     scales_heads=True,
     on_tensor_cores=True,
     by_tma=True,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attngen.emit.constants import ConstantLine
 from attngen.emit.wgmma import Wgmma
 from attngen.schedules.hopper.context import Hopper
@@ -41,5 +39,5 @@ class HopperFp32(Hopper):
             ),
         ]
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         return super().context() | {"slab_columns": SLAB, "element_bytes": BF16.bytes}

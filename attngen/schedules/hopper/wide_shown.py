@@ -13,7 +13,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     each, replaced = f"{plan.block_kv // 2} of a thread", "S: registers, P in their place"
     weights = Loop("the weights of S", each, "thread, unrolled", replaced, "void score_tile() {")
     copied = Loop("keys", visited, stages, "K, and V by another warp: global to shared by TMA", "load_key_tile(tile")
-    inner = (qk_by_wgmma(spec), weights, pv_by_wgmma(plan))
+    inner = (qk_by_wgmma(spec, line="K_STEPS); ++step)"), weights, pv_by_wgmma(plan))
     scored = Loop("keys", visited, stages, "K, V: shared; P: to shared", "step<false>()", inner)
     followed = Loop("keys", visited, stages, "P, V: shared; the other columns of O: registers", "while (take_notice())")
 

@@ -30,10 +30,10 @@ def mma_products(plan: Plan, rows: int) -> tuple[Loop, ...]:
     )
 
 
-def qk_by_wgmma(spec: AttentionSpec, q_in_registers: bool = False) -> Loop:
+def qk_by_wgmma(spec: AttentionSpec, q_in_registers: bool = False, line: str = "step < K_STEPS; ++step)") -> Loop:
     q = "Q: registers" if q_in_registers else "Q: shared"
     steps = str(-(-spec.head_dim // 16))
-    return Loop("S = Q K^T, 16 d a step", steps, "warpgroup", f"{q}; K: shared; S: registers", "step < K_STEPS; ++step)")
+    return Loop("S = Q K^T, 16 d a step", steps, "warpgroup", f"{q}; K: shared; S: registers", line)
 
 
 def pv_by_wgmma(plan: Plan) -> Loop:
