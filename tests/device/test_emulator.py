@@ -76,6 +76,43 @@ def test_overwriting_what_another_thread_read_is_a_race() -> None:
     assert finding(body).kind == "race"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_read_is_not_forgotten_for_an_update_of_the_next_interval(seed: int) -> None:
+    body = """__shared__ float a[32]; const int t = threadIdx.x;
+    a[t] = 1; __syncthreads();
+    a[t] += 1; __syncthreads();
+    if (t == 1) a[1] += 3;
+    if (t == 0) y[0] = a[0] + a[1];"""
+    assert finding(body, seed=seed).kind == "race"
+
+
+@pytest.mark.parametrize("late", [0, 7, 31])
+def test_no_reader_of_a_warp_is_forgotten(late: int) -> None:
+    """All lanes read, and all but one meet before the next write."""
+    body = f"""__shared__ float a[1]; const int t = threadIdx.x;
+    if (t == 0) a[0] = 1; __syncthreads();
+    y[t] = a[0];
+    if (t != {late}) __syncwarp(~(1u << {late}));
+    if (t == {(late + 1) % 32}) a[0] = 2;"""
+    assert finding(body).kind == "race"
+
+
+@pytest.mark.parametrize("late", [0, 3, 7])
+def test_no_reader_of_a_block_is_forgotten(late: int) -> None:
+    """Eight warps read, more than a cell of the shadow memory has room for, and all but one meet before the next write."""
+    body = f"""__shared__ float a[1]; const int t = threadIdx.x, warp = t / 32;
+    if (t == 0) a[0] = 1; __syncthreads();
+    y[t] = a[0];
+    if (warp != {late}) named_barrier_sync(1, 224);
+    if (t == {(late + 1) % 8 * 32}) a[0] = 2;"""
+    x, y = arrays(256)
+    with pytest.raises(EmulationError) as caught:
+        run(body, x, y, before=primitives("named_barrier"), threads=256)
+    assert caught.value.kind == "race"
+    assert caught.value.other is not None
+    assert late * 32 in (caught.value.at.thread // 32 * 32, caught.value.other.thread // 32 * 32)
+
+
 @pytest.mark.parametrize(
     ("body", "kind"),
     [

@@ -51,6 +51,54 @@ Cell* cells_of(const unsigned char* address, int bytes) {
 // `now` is an access of the current thread, or one of the background that is known to come after what `clock` knows.
 struct Access { const void* address; int bytes, line; const void* code; const unsigned* clock; Touch now; bool background; };
 
+// The times up to which the current thread knows all of a group of 32; what a thread knows only grows.
+const unsigned* knowing;
+unsigned known_of_group[MAX_GROUPS];
+
+__attribute__((noinline)) bool ordered_lanes(const Readers& before, const Access& a) {
+    const unsigned* const of_group = a.clock + before.group * 32;
+    if (!a.background) {
+        if (knowing != a.clock) knowing = a.clock, memset(known_of_group, 0, sizeof(known_of_group));
+        unsigned least = ~0u;
+        for (int i = 0; i < 32; ++i) least = std::min(least, of_group[i]);
+        known_of_group[before.group] = least;
+        if (before.time <= least) return true;
+    }
+    for (unsigned left = before.lanes; left; left &= left - 1)
+        if (before.time > of_group[__builtin_ctz(left)]) return false;
+    return true;
+}
+
+inline bool ordered(const Readers& before, const Access& a) {
+    return (knowing == a.clock && !a.background && before.time <= known_of_group[before.group]) || ordered_lanes(before, a);
+}
+
+// Statements that read, by Readers::place.
+struct Place { int code_offset, line; };
+std::vector<Place> places;
+std::unordered_map<uint64_t, unsigned> known_places;
+
+unsigned place_of(const Touch& t) {
+    static struct { uint64_t key = ~0ull; unsigned place; } last[256];
+    const uint64_t key = uint64_t(t.line) << 32 | unsigned(t.code_offset);
+    auto& slot = last[(key ^ key >> 8 ^ key >> 32) % 256];
+    if (slot.key == key) return slot.place;
+    const auto [found, is_new] = known_places.try_emplace(key, unsigned(places.size()));
+    if (is_new) places.push_back({t.code_offset, int(t.line)});
+    slot.key = key;
+    return slot.place = found->second;
+}
+
+// One of these reads that is not sure to come before `a`.
+Touch unordered_of(const Readers& readers, const Access& a) {
+    unsigned left = readers.lanes;
+    while (readers.time <= a.clock[readers.group * 32 + __builtin_ctz(left)]) left &= left - 1;
+    const Place& place = places[readers.place];
+    Touch found(int(readers.group * 32) + __builtin_ctz(left), readers.time, nullptr, place.line);
+    found.code_offset = place.code_offset;
+    return found;
+}
+
 // `other` is not sure to come before this access.
 [[noreturn]] void conflict(const char* text, const Touch& other, const Access& a) {
     const Agent* agent = agent_of(other.thread);
@@ -80,35 +128,45 @@ __attribute__((noinline, cold)) void check_flight(const Cell& cell, const Access
                code_of_copy(fibers[cell.in_flight], (const unsigned char*)a.address, a.bytes), cell.in_flight, a.address, a.bytes);
 }
 
-// The thread's warpgroup; what works in the background is none.
-unsigned warpgroup_of(int thread) { return unsigned(thread) < thread_count ? unsigned(thread) / 128 : ~0u - thread; }
+// Reads that no Cell has room for, by Cell::overflow.
+std::vector<std::vector<Readers>> overflows;
 
-// Of more unordered readers than there is room for one is forgotten: an early one of my own warpgroup, if another is left; else one of
-// those warpgroups that have several. What works in the background is kept.
-int least_telling(const Touch (&readers)[4], int thread) {
-    const unsigned mine = warpgroup_of(thread);
-    if (warpgroup_of(readers[3].thread) == mine && warpgroup_of(readers[2].thread) == mine) return 3;
-    int last = -1, count = 0;
-    for (int i = 0; i < 4; ++i)
-        if (warpgroup_of(readers[i].thread) == mine) last = i, ++count;
-    if (count > 1) return last;
-    for (int i = 3; i > 0; --i)
-        for (int j = 0; j < i; ++j)
-            if (warpgroup_of(readers[i].thread) == warpgroup_of(readers[j].thread)) return i;
-    return last < 0 ? 3 : last;
+// All reads since the last write, but those known to a later one: a write that comes after the later read comes after them too. So
+// none is forgotten that a write may race with.
+void remember_reader(Cell& cell, const Access& a, unsigned place) {
+    const Readers now{a.now.time, 1u << a.now.thread % 32, unsigned(a.now.thread) / 32, place};
+    const auto is_known = [&](Readers& r) {
+        if (r.group != now.group || r.time != now.time) return false;
+        if (r.lanes & now.lanes) return true;
+        if (r.place != place) return false;
+        r.lanes |= now.lanes;
+        return true;
+    };
+    int count = 0;
+    for (; count < Cell::ROOM && cell.readers[count].lanes; ++count)
+        if (is_known(cell.readers[count])) return;
+    if (cell.overflow)
+        for (Readers& r : overflows[cell.overflow])
+            if (is_known(r)) return;
+    int kept = 0;
+    for (int i = 0; i < count; ++i)
+        if (!ordered(cell.readers[i], a)) cell.readers[kept++] = cell.readers[i];
+    for (int i = kept; i < count; ++i) cell.readers[i].lanes = 0;
+    if (cell.overflow) {
+        auto& rest = overflows[cell.overflow];
+        rest.erase(std::remove_if(rest.begin(), rest.end(), [&](const Readers& r) { return ordered(r, a); }), rest.end());
+    }
+    if (kept < Cell::ROOM) {
+        cell.readers[kept] = now;
+        return;
+    }
+    if (!cell.overflow) cell.overflow = overflows.size(), overflows.emplace_back();
+    overflows[cell.overflow].push_back(now);
 }
 
-void remember_reader(Cell& cell, const Access& a) {
-    Touch(&readers)[4] = cell.readers;                // the latest first
-    const int thread = a.now.thread;
-    const auto of_my_warp = [&](const Touch& r) { return unsigned(r.thread) < thread_count && unsigned(r.thread) / 32 == unsigned(thread) / 32; };
-    if (readers[0].thread != thread && !(of_my_warp(readers[0]) && of_my_warp(readers[1]))) {
-        int place = 1;
-        while (place < 4 && readers[place].thread != thread) ++place;
-        if (place == 4) place = ordered(readers[3], a.clock) ? 3 : least_telling(readers, thread);
-        for (; place > 0; --place) readers[place] = readers[place - 1];
-    }
-    readers[0] = a.now;
+void forget_readers(Cell& cell) {
+    for (Readers& r : cell.readers) r.lanes = 0;
+    if (cell.overflow) overflows[cell.overflow].clear();
 }
 
 void check_fenced(const Cell& cell, const Access& a) {
@@ -132,6 +190,10 @@ Cell& second_byte(Cell& cell) {
     More& first = more_of(cell);
     if (!first.second) {
         first.second = std::make_unique<Cell>(cell);
+        if (cell.overflow) {
+            first.second->overflow = overflows.size();
+            overflows.push_back(std::vector<Readers>(overflows[cell.overflow]));
+        }
         More& copy = more[first.second.get()];
         copy.updates = first.updates, copy.written = first.written;
     }
@@ -169,6 +231,7 @@ void check_written(const Cell& cell, const Access& a) {
 
 void shared_read(Cell* first, const Access& a) {
     launch.shared_read += a.bytes;
+    const unsigned place = place_of(a.now);
     each_cell(first, a, [&](Cell& cell) {
         if (cell.in_flight != -1) check_flight(cell, a);
         check_written(cell, a);
@@ -176,13 +239,18 @@ void shared_read(Cell* first, const Access& a) {
         if (!ordered(cell.writer, a.clock)) conflict(text, cell.writer, a);
         check_updates(cell, text, a);
         check_fenced(cell, a);
-        remember_reader(cell, a);
+        remember_reader(cell, a, place);
     });
 }
 
 void check_readers(const Cell& cell, const Access& a) {
-    for (const Touch& reader : cell.readers)
-        if (!ordered(reader, a.clock)) conflict("a write and an earlier read of shared memory, with no barrier between them", reader, a);
+    const auto check = [&](const Readers& readers) {
+        if (readers.lanes && !ordered(readers, a))
+            conflict("a write and an earlier read of shared memory, with no barrier between them", unordered_of(readers, a), a);
+    };
+    if (cell.overflow)
+        for (const Readers& readers : overflows[cell.overflow]) check(readers);
+    for (int i = Cell::ROOM - 1; i >= 0; --i) check(cell.readers[i]);    // the latest first
 }
 
 void check_overwrite(const Cell& cell, const Access& a) {
@@ -198,6 +266,7 @@ void shared_write(Cell* first, const Access& a) {
     launch.shared_written += a.bytes;
     each_cell(first, a, [&](Cell& cell) {
         check_overwrite(cell, a);
+        forget_readers(cell);
         cell.writer = a.now;
         cell.initialized = true;
         if (cell.has_more) more[&cell].updates.clear();
@@ -330,6 +399,8 @@ void begin_block_memory(size_t bytes, dim3 block, dim3 grid) {
     memset(static_low, GARBAGE, static_high - static_low);
     if (!launch.checked) return;
     more.clear();
+    overflows.resize(1);                            // 0: none
+    knowing = nullptr;
     dynamic_cells.assign(bytes / GRANULE + 1, Cell());
     static_cells.assign((static_high - static_low) / GRANULE + 1, Cell());
 }

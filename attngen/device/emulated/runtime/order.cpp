@@ -10,12 +10,11 @@ namespace emulator {
 
 namespace {
 
-constexpr int MAX_AGENTS = 256;     // mbarriers, warpgroups with wgmma, threads that store by TMA
-
 std::vector<unsigned> clocks;       // of all fibers
 std::vector<Agent> agents;
 
-size_t capacity() { return fibers.size() + MAX_AGENTS; }
+// Of a clock: to a multiple of 32, as all times of such a group are read at once.
+size_t capacity() { return (fibers.size() + MAX_AGENTS + 31) / 32 * 32; }
 
 void join(unsigned* to, const unsigned* from) {
     const size_t n = clock_width();
@@ -70,13 +69,18 @@ void meet_all(int first, int count, unsigned mask) {
     static std::vector<unsigned> all;
     const auto takes_part = [&](int i) { return count > 32 || mask >> i & 1; };
     all.assign(clock_width(), 0);
-    for (int i = 0; i < count; ++i)
-        if (takes_part(i)) join(all.data(), fibers[first + i].clock);
+    unsigned latest = 0;
+    for (int i = 0; i < count; ++i) {
+        if (!takes_part(i)) continue;
+        const Fiber& f = fibers[first + i];
+        join(all.data(), f.clock);
+        latest = std::max(latest, f.clock[f.index]);
+    }
     for (int i = 0; i < count; ++i) {
         if (!takes_part(i)) continue;
         Fiber& f = fibers[first + i];
         memcpy(f.clock, all.data(), clock_width() * sizeof(unsigned));
-        ++f.clock[f.index];
+        f.clock[f.index] = latest + 1;  // the same for all: reads by the lanes of a warp are remembered together
     }
 }
 

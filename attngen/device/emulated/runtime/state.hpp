@@ -118,11 +118,13 @@ void end_stops();
 
 // --- order (order.cpp)
 
+constexpr int MAX_AGENTS = 256;     // mbarriers, warpgroups with wgmma, threads that store by TMA
+
 // Something that reads or writes memory on behalf of threads, in the background: it has a clock's place of its own.
 enum class Background : uint8_t { TMA_LOAD, TMA_STORE, WGMMA };
 struct Agent { Background kind; int thread; };
 
-// An access. `thread` is a thread's number, or from the number of threads on an agent's. Small, because each Cell has five of them.
+// An access. `thread` is a thread's number, or from the number of threads on an agent's.
 struct Touch {
     unsigned time = 0;
     int thread : 12;                // -1: none; at most 1024 threads and the agents
@@ -159,8 +161,25 @@ struct Range {                      // one Memory of the protocol; Python writes
     uint64_t read, written;         // counters, in bytes
 };
 
-// Two bytes of shared memory: who touched them last. `has_more`: see More in memory.cpp.
-struct Cell { Touch writer, readers[4]; short in_flight = -1; bool initialized = false, has_more = false; };
+constexpr int MAX_GROUPS = 64;
+static_assert(MAX_GROUPS * 32 >= 1024 + MAX_AGENTS);
+
+// Reads of the same time and place, by threads or agents of a group of 32: mostly of a warp.
+struct Readers {
+    unsigned time, lanes;           // lanes: which of the group; 0: nobody
+    unsigned group : 6;             // thread / 32
+    unsigned place : 26;            // see place_of in memory.cpp
+};
+
+// Two bytes of shared memory: who wrote them last, and who has read them since. `has_more`, `overflow`: see More and overflows in memory.cpp.
+struct Cell {
+    static constexpr int ROOM = 4;
+    Touch writer;
+    int in_flight : 12;
+    unsigned initialized : 1, has_more : 1, overflow : 18;
+    Readers readers[ROOM];
+    Cell() : in_flight(-1), initialized(false), has_more(false), overflow(0), readers() {}
+};
 static_assert(sizeof(Cell) == 64, "a line of the CPU's cache");
 
 struct Launch {
