@@ -35,6 +35,9 @@ RUNTIME_DEBUG = ("-g",)
 RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O3", "-fvisibility=hidden")  # the headers of C++20 take twice as long to parse
 UNITS = 2  # translation units of the runtime, compiled in parallel; fewer parse the C++ library's headers less often
 
+# The end of its mangled name; the line of one that the compiler makes is that of the struct.
+COPY_CONSTRUCTOR = re.compile(r"C[1-4]ERKS\d*_$")
+
 CACHE = DiskCache("emulated")
 LOG = logging.getLogger("attngen")  # printed by the command line on a terminal
 
@@ -96,10 +99,15 @@ def calls_of(library: Path, addresses: Sequence[int], file: str) -> dict[int, li
     distinct = sorted(set(addresses))
     if tool is None or not distinct:
         return {address: [] for address in distinct}
-    command = [tool, "-i", "-a", "-e", str(library)]
+    command = [tool, "-i", "-a", "-f", "-e", str(library)]
     places = "\n".join(hex(address - 1) for address in distinct)
     done = subprocess.run(command, input=places, capture_output=True, text=True, check=False)
     parts = re.split(r"^0x[0-9a-f]+$", done.stdout, flags=re.MULTILINE)[1:]
-    line = re.compile(rf"{re.escape(file)}:(\d+)")
-    found = [[int(number) for number in line.findall(part)] for part in parts]
+    call = re.compile(rf"^(.*)\n.*{re.escape(file)}:(\d+)", re.MULTILINE)
+    found = [_without_copies(call.findall(part)) for part in parts]
     return dict(zip(distinct, found, strict=True)) if len(found) == len(distinct) else {a: [] for a in distinct}
+
+
+def _without_copies(calls: list[tuple[str, str]]) -> list[int]:
+    """The lines of calls, each with its function's name, without those of copy constructors that a statement calls."""
+    return [int(line) for i, (name, line) in enumerate(calls) if i + 1 == len(calls) or not COPY_CONSTRUCTOR.search(name)]

@@ -37,13 +37,16 @@ class Family:
 # Of the sanitizers, only the calls before each access, and those for an index outside its array, are used: their runtimes are
 # not linked.
 CALLS = ("-fsanitize=thread", "-fsanitize=bounds")
-# Scalar replacement of aggregates is off, because it changes the width of accesses.
+# Scalar replacement of aggregates is off, because it changes the width of accesses. GCC instruments assignments, and not what a
+# call copies itself, its arguments and its result: without elision, a copy constructor does these copies.
 # Without unique symbols, libraries whose templates have the same name do not share the `__shared__` arrays in these.
-GCC = Family("gcc", ("-fno-gnu-unique",), (*CALLS, "-fno-tree-sra"))
-CLANG = Family("clang", (), CALLS)
+GCC = Family("gcc", ("-fno-gnu-unique",), (*CALLS, "-fno-tree-sra", "-fno-elide-constructors"))
+# By default, LLVM does not instrument a read if a write of the same address follows.
+LLVM_CALLS = (*CALLS, "-mllvm", "-tsan-instrument-read-before-write")
+CLANG = Family("clang", (), LLVM_CALLS)
 # By default, zig compiles for the present CPU, but machines may share a cache; and it adds its own checks.
 # It links the C++ library statically, with debug information of 4 MB.
-ZIG = Family("zig", ("-mcpu=baseline", "-fno-sanitize=undefined", "-Wl,--compress-debug-sections=zlib"), CALLS, False)
+ZIG = Family("zig", ("-mcpu=baseline", "-fno-sanitize=undefined", "-Wl,--compress-debug-sections=zlib"), LLVM_CALLS, False)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,11 @@ _COUNTED_FMA = f"""\
 #define fmaf(...) (emulator::count_instruction({{number}}), fmaf(__VA_ARGS__))
 #endif
 """
+_MEMORY_FUNCTIONS = f"""\
+#ifdef {COUNTED}
+#include "memory_functions.hpp"
+#endif
+"""
 # GCC gives no line to the load of a struct that is passed by value to an inlined function.
 _BY_VALUE = re.compile(r"\(((?:fp|bf)16) (\w+)\) \{")
 _SPECIAL_REGISTERS = {
@@ -79,7 +84,7 @@ def translate(source: Program) -> Translated:
         includes += _COUNTED_FMA.format(number=len(instructions))
         instructions.append(FMA)
     thunks = "\n".join(_thunk(entry) for entry in source.kernels)
-    includes += _macros_of_nvrtc(source.arch)
+    includes += _MEMORY_FUNCTIONS + _macros_of_nvrtc(source.arch)
     return Translated(f'{includes}#line 1 "{source.name}.cu"\n{text}\n{thunks}\n', tuple(instructions))
 
 
@@ -201,6 +206,6 @@ def _sections(statement: str) -> tuple[str, list[list[str]]]:
 
 def _thunk(entry: KernelEntry) -> str:
     """A function that calls the kernel with arguments from an array of addresses."""
-    arguments = ", ".join(f"*({p.ctype}*)a[{i}]" for i, p in enumerate(entry.parameters))
+    arguments = ", ".join(f"emulator::parameter<{p.ctype}>(a[{i}])" for i, p in enumerate(entry.parameters))
     attributes = '__attribute__((no_sanitize("thread"), noinline))'  # it reads memory of Python, not of the kernel
     return f'extern "C" {attributes} void attngen_call_{entry.name}(void** a) {{ {entry.name}({arguments}); }}'

@@ -184,6 +184,17 @@ inline float __int_as_float(int x) { return bits_as<float>(x); }
 inline long long __double_as_longlong(double x) { return bits_as<long long>(x); }
 inline double __longlong_as_double(long long x) { return bits_as<double>(x); }
 
+namespace emulator {
+// A kernel's parameter, from memory of Python: its bytes are no access of the kernel.
+template <typename T> struct Unqualified { using type = T; };
+template <typename T> struct Unqualified<const T> { using type = T; };
+template <typename T> __attribute__((no_sanitize("thread"))) inline typename Unqualified<T>::type parameter(const void* from) {
+    typename Unqualified<T>::type value;
+    __builtin_memcpy(&value, from, sizeof(value));
+    return value;
+}
+}  // namespace emulator
+
 #define EXTREMES(T)                                            \
     inline T min(T a, T b) { return a < b ? a : b; }           \
     inline T max(T a, T b) { return a > b ? a : b; }
