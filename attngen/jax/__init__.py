@@ -4,7 +4,7 @@
     o = attngen.jax.attention(q, k, v, "gpt2")
     jax.jit(jax.grad(lambda q: attngen.jax.attention(q, k, v, spec).sum()))(q)
 
-Works under `jax.jit`, `jax.grad`, `jax.checkpoint`, `jax.vmap` and in loops of `jax.lax`. On a GPU, kernels run on XLA's
+Works under `jax.jit`, `jax.grad`, `jax.vmap` and `jax.lax.map`. On a GPU, kernels run on XLA's
 stream; on the CPU, by the emulated device.
 """
 
