@@ -12,7 +12,7 @@ from attngen.emit.program import Program
 from attngen.language import Loaded
 from attngen.plan import Plan
 
-DEFAULTED = {"scale": "head_dim"}  # statements whose default depends on another one
+DEFAULTED = {"scale": "head_dim", "score": "scaled k"}  # statements whose default depends on another one
 
 
 def describe_loops(loaded: Loaded, plan: Plan, source: Program) -> str:
