@@ -11,6 +11,7 @@ import pytest
 from attngen.device.cuda.compiler import CACHE, compile_text, compile_with_lines, disassemble
 from attngen.device.cuda.line_table import MachineLine, machine_code, read_ptx, read_sass
 from attngen.diagnostics import DiagnosticError
+from attngen.emit.abi import as_read
 from attngen.emit.emitter import emit
 from attngen.emit.loops import PlacedLoop, loop_nest
 from attngen.emit.origins import origins
@@ -146,7 +147,7 @@ def test_every_line_of_a_users_expression_has_its_statement(name: str, schedule:
     source = emit(spec, plan)
     lines, found = source.text.splitlines(), origins(spec, plan, source)
     of_spec = spec_lines(loaded, plan, source)
-    variant = build_variant(spec, plan)
+    variant = build_variant(as_read(spec, plan), plan)
     functions = {"mask": variant.mask, "score": variant.score, "sink": variant.sink}
     for statement, function in functions.items():
         if function is not None:
