@@ -23,6 +23,7 @@ from attngen.plan import ARCHES
 from attngen.plan.plan import BACKWARD_SUFFIX
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import DTYPES
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import SHIPPED, SPECS, shipped
@@ -89,7 +90,8 @@ def test_the_levels_differ_in_comments_alone(spec: AttentionSpec, schedule: str,
     try:
         plan = choose(spec, ARCHES[arch], schedule)
     except DiagnosticError:
-        assert schedule in HOPPER_SCHEDULES or (schedule == "decode" and spec.dropout is not None)
+        no_bf16 = arch == "sm_75" and spec.dtype is DTYPES["bf16"]
+        assert schedule in HOPPER_SCHEDULES or (schedule == "decode" and spec.dropout is not None) or no_bf16
         return
     none, brief, teach = (emit(spec, plan, level) for level in LEVELS)
     assert strip_comments(none.text) == strip_comments(brief.text) == strip_comments(teach.text)

@@ -36,7 +36,7 @@ RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O3", "-fvisibility=hidden")  # the hea
 UNITS = 2  # translation units of the runtime, compiled in parallel; fewer parse the C++ library's headers less often
 
 # The end of its mangled name; the line of one that the compiler makes is that of the struct.
-COPY_CONSTRUCTOR = re.compile(r"C[1-4]ERKS\d*_$")
+COPY_CONSTRUCTOR = re.compile(r"(?:C[1-4]E|aSE)[RO]K?S\d*_$")
 
 CACHE = DiskCache("emulated")
 LOG = logging.getLogger("attngen")  # printed by the command line on a terminal

@@ -23,8 +23,11 @@ def mma_products(plan: Plan, rows: int) -> tuple[Loop, ...]:
     own = MmaPlan.of_plan(plan)
     qk, pv = "K: shared, to registers; S: registers", f"V: shared, to registers; P, {own.v_width} columns of O: registers"
     keys, steps = (own.summed, "part < BLOCK_KV / 16 / SUMMED") if own.split else (1, "step < BLOCK_KV / 16")
+    wide, line = 16, "step < K_STEPS; ++step) {"
+    if plan.facts.spec.k_dtype is not None and not plan.converted:  # keys of 8 bits: ldmatrix reads two steps at once
+        wide, line = 32, "two < K_STEPS / 2; ++two) {"
     return (
-        Loop("S = Q K^T, 16 d a step", str(own.qk_width // 16), "warp", qk, "step < K_STEPS; ++step) {"),
+        Loop(f"S = Q K^T, {wide} d a step", str(own.qk_width // wide), "warp", qk, line),
         *softmax_loop(plan, rows),
         Loop(f"O += P V, {16 * keys} keys a step", str(plan.block_kv // 16 // keys), "warp", pv, steps),
     )
