@@ -39,7 +39,7 @@
 //     launch = programmatic dependent launch: blocks start before the previous kernel ends and wait for its end,
 //         which saves the time between kernels
 //     products = fp16, of fp8_e4m3: fp16 has all their numbers, and memory is read half as often as for 16 bits; a
-//         row of Q is multiplied by a power of 2 if fp16 has not its numbers
+//         row of Q is multiplied by a power of 2 if fp16 cannot hold its numbers
 //     rows = those of all heads that share keys: keys are read once for all of them; a product has 16 rows even if
 //         there are fewer
 //     BLOCK_Q x BLOCK_KV = 16 x 32: the rows of one product, and the keys of a warp

@@ -289,7 +289,7 @@ WHY_ALONE: dict[Copies, str] = {
 }
 WHY_HALVES = (
     "fp16 has all their numbers, and memory is read half as often as for 16 bits; a row of Q is multiplied by a power of 2 if "
-    "fp16 has not its numbers"
+    "fp16 cannot hold its numbers"
 )
 WHY_UNROLLED = "a step waits for its six products in turn, and there is one warp for each part of an SM that multiplies"
 WHY_PACKED = "keys are read once for all of them; a product has 16 rows even if there are fewer"
