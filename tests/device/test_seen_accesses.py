@@ -36,7 +36,7 @@ template <typename T> OUTLINED T made() { return T{}; }
 struct Member { float4 v; OUTLINED float sum(float4 w) const { return v.x * w.x; } };
 """
 NOT_BY_LLVM = ("sum(*(const Rows*)p)",)
-INSIDE = ("OUTLINED T load", "OUTLINED float of_reference")  # which access memory themselves
+INSIDE = ("OUTLINED T load", "OUTLINED float of_reference")  # they access memory themselves
 # The bytes that one thread reads at `p`.
 READS = {
     "sum(*(const float4*)p)": 16,

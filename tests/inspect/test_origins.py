@@ -161,7 +161,7 @@ def test_every_line_of_a_users_expression_has_its_statement(name: str, schedule:
         call = re.compile(rf"(= |\(|, ){statement}\(|{statement}\(.*\) \?|\) {statement}_of_two\(")
         calls = [i for i, line in enumerate(lines, 1) if call.search(line.split("//")[0])]
         assert calls
-        stated = statement if statement in loaded.spans else "scaled k"  # which then is the score
+        stated = statement if statement in loaded.spans else "scaled k"  # the score, then
         for i in (*body, *calls):
             assert statement in found[i]
             assert loaded.spans[stated].line in of_spec[i]

@@ -185,8 +185,9 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
         warp_loads_keys=lanes_load,
         warps_release=lanes_load or per_consumer,
         pair_slots=needs.pair_slots(facts, arch, tile, out, sums == "products"),
-        # ptxas then puts conversions between exponentials. At head size 64, scores as they are gain 2 to 4%; ALiBi lost 1.4%
-        rescales_last=facts.spec.score == S,
+        # ptxas then puts conversions between exponentials. At head size 64, scores as they are gain 2 to 4%; ALiBi lost 1.4%;
+        # at 128, key vectors leave too few registers for it
+        rescales_last=facts.spec.score == S and not (facts.staged.keys and facts.spec.head_dim > 64),
     )
 
 
