@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 CONTINUES = re.compile(r"#:?\s*(?:of|that|which|whose)\b")
+CONTINUES_CODE = re.compile(r"[;,{})]\s+//:?\s*(?:of|that|which|whose)\b")  # in CUDA
 
 
 def trailing_comments(path: Path) -> Iterator[tuple[int, str]]:
@@ -29,4 +30,16 @@ def test_trailing_comments_begin_with_their_noun() -> None:
         for line, text in trailing_comments(path)
         if CONTINUES.match(text)
     ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_trailing_comments_of_templates_begin_with_their_noun() -> None:
+    lines = [
+        (path, number, text)
+        for path in sorted((ROOT / "templates").rglob("*"))
+        if path.is_file()
+        for number, text in enumerate(path.read_text().splitlines(), 1)
+    ]
+    assert any("//" in text for _, _, text in lines)
+    offenders = [f"{path.relative_to(ROOT)}:{number}: {text}" for path, number, text in lines if CONTINUES_CODE.search(text)]
     assert not offenders, "\n".join(offenders)

@@ -11,7 +11,7 @@ template <bool TRANSPOSED> inline void store_matrices(emulator::Lane (&lanes)[32
     for (int i = 0; i < 32; ++i) {
         unsigned short row[8];
         for (int c = 0; c < 8; ++c) {
-            const int in_row = TRANSPOSED ? c : i % 8, in_column = TRANSPOSED ? i % 8 : c;  // of the fragment
+            const int in_row = TRANSPOSED ? c : i % 8, in_column = TRANSPOSED ? i % 8 : c;  // a place in the fragment
             const auto& from = *(const StoredMatrices*)lanes[in_row * 4 + in_column / 2].in;
             row[c] = from.registers[i / 8] >> 16 * (in_column % 2) & 0xffff;
         }

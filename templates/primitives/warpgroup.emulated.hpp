@@ -4,7 +4,7 @@
 namespace ptx {
 
 inline void bar_sync(int line, unsigned id, unsigned threads) { emulator::named_barrier(id, threads, true, line); }
-inline void bar_sync(int line, unsigned id) {  // of all threads of the block
+inline void bar_sync(int line, unsigned id) {  // all threads of the block wait
     const dim3 block = emulator::block_size();
     emulator::named_barrier(id, block.x * block.y * block.z, true, line);
 }
