@@ -53,7 +53,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One lesson kernel, or several that follow each other: `templates/ladder/NAME/NAME.cu.j2`, the folder of its ladder."""
+    """One lesson kernel, or several that follow each other: `templates/ladder/LADDER/NUMBER_NAME.cu.j2`."""
 
     number: int
     name: str
