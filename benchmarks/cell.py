@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import attngen
-from attngen.bench.measure import calls_in
-from attngen.bench.peers import torch_peers
+from attngen.bench.measure import Rounds, calls_in
+from attngen.bench.peers import FLASH_PACKAGES, flash_peers, torch_peers
 from attngen.reference.torch_oracle import allowed_pairs
 from attngen.spec.attention import AttentionSpec
 
@@ -85,8 +85,14 @@ def kernel(cell: Cell, tensors: Tensors) -> Call:
 
 
 def beside_cudnn(cell: Cell, tensors: Tensors) -> dict[str, Call]:
-    """attngen's kernel, and torch's cuDNN backend where it takes this."""
-    return {"attngen": kernel(cell, tensors), **torch_peers(cell.spec, *tensors, only=[CUDNN])}
+    """attngen's kernel, and torch's cuDNN backend and the installed packages of FlashAttention where they take this."""
+    peers = torch_peers(cell.spec, *tensors, only=[CUDNN]) | flash_peers(cell.spec, *tensors)
+    return {"attngen": kernel(cell, tensors), **peers}
+
+
+def flash_ratios(found: Rounds) -> dict[str, float]:
+    """How many times as fast as each package of FlashAttention attngen is: those that were measured."""
+    return {name: found.ratio("attngen", name) for name in FLASH_PACKAGES if name in found.each[0]}
 
 
 def rates(operations: float, milliseconds: dict[str, float]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from cell import Row
 from markers import write_between
 from words import Mark, marks_table
 
+from attngen.bench.peers import flash_versions
 from attngen.bench.sweep import where
 
 
@@ -53,7 +54,8 @@ def run(script: str, description: str | None, parts: Mapping[str, Part], rounds:
     kept, marks = {}, []
     for name in options.only:
         rows = measured(name, parts[name], options.rounds)
-        text = f"{where()}, {options.rounds} rounds\n\n{parts[name].table(rows)}"
+        peers = flash_versions({side for row in rows for side in (*row.get("flash", {}), *row.get("us", {}))})
+        text = f"{where()}{peers}, {options.rounds} rounds\n\n{parts[name].table(rows)}"
         print(text, flush=True)
         kept[name] = rows
         if isinstance(parts[name], Marked):

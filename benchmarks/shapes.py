@@ -1,9 +1,10 @@
-"""The attention of known models, by its shapes, beside the fastest of torch's backends.
+"""The attention of known models, by its shapes, beside the fastest of torch's backends and FlashAttention's packages.
 
     python benchmarks/shapes.py [--only bert,llama] [--rounds N] [--write docs/tables]
 
 bf16, randn, on one GPU: `attngen.torch.attention` and `scaled_dot_product_attention` with each backend that takes the call
-(cuDNN, FlashAttention-2, efficient), with the same arguments; masks and biases are tensors. Forward, and forward with backward.
+(cuDNN, FlashAttention-2, efficient), with the same arguments; masks and biases are tensors; and, where there are none, the
+packages of FlashAttention that are installed, whose sides are named. Forward, and forward with backward.
 Each call is a CUDA graph, so that short calls cost no host time; all sides in the same rounds, in random order; the L2 cache is
 flushed before each call; ratios are medians of the ratios within each round, beside the backend with the least median.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +28,7 @@ from words import geometric_mean, least, markdown
 
 import attngen.torch
 from attngen.bench.measure import measure_bursts
+from attngen.bench.peers import flash_functions, flash_versions
 from attngen.bench.sweep import where
 
 BACKENDS = {
@@ -94,7 +97,10 @@ def sides(model: Model) -> dict[str, Callable[..., torch.Tensor]]:
             return F.scaled_dot_product_attention(*tensors, **same)
 
     ours = partial(attngen.torch.attention, **same)
-    return {OURS: ours, **{name: partial(by, backend) for name, backend in BACKENDS.items()}}
+    packages = {} if model.mask else flash_functions()
+    scale = 1 / math.sqrt(model.head_dims[0])
+    flash = {name: partial(function, scale=scale, is_causal=model.is_causal) for name, function in packages.items()}
+    return {OURS: ours, **{name: partial(by, backend) for name, backend in BACKENDS.items()}, **flash}
 
 
 def trained(function: Callable[..., torch.Tensor], tensors: Tensors, gradient: torch.Tensor) -> Call:
@@ -163,7 +169,8 @@ def main() -> None:
         for row in rows(name, options.rounds):
             print(json.dumps(row), flush=True)
             found.append(row)
-    text = f"{where()}, {options.rounds} rounds\n\n{table(found)}"
+    peers = flash_versions({side for row in found for side in row["ms"]})
+    text = f"{where()}{peers}, {options.rounds} rounds\n\n{table(found)}"
     print(text)
     if options.write:
         write_between(options.write, "shapes", text)

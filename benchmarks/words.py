@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from cell import Row
 
+from attngen.bench.peers import FLASH_PACKAGES
+
 
 def markdown(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table."""
@@ -16,6 +18,23 @@ def markdown(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def with_flash(titles: Sequence[str], lines: Iterable[Sequence[str]], rows: Sequence[Row], digits: int = 3) -> str:
+    """A table whose last column is the ratio to cuDNN; before it, and after it as the ratio to the fastest, FlashAttention's
+    packages where they were measured."""
+    names = [n for n in FLASH_PACKAGES if any(n in r.get("flash", {}) for r in rows)]
+    if not names:
+        return markdown(titles, lines)
+    wider = []
+    for r, (*cells, ratio) in zip(rows, lines, strict=True):
+        rates = (f"{r['tflops'][n]:.0f}" if n in r["flash"] else "-" for n in names)
+        wider.append((*cells, *rates, ratio, f"{ratio_to_fastest(r):.{digits}f}"))
+    return markdown((*titles[:-1], *names, titles[-1], "to the fastest"), wider)
+
+
+def ratio_to_fastest(row: Row) -> float:
+    return float(min(row["ratio"], *row["flash"].values())) if row.get("flash") else float(row["ratio"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from importlib import import_module
+from importlib import import_module, metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,9 +27,9 @@ BACKENDS = {
     "torch cuDNN": SDPBackend.CUDNN_ATTENTION,
 }
 
-FLASH_PACKAGES = {  # the module that has `flash_attn_func`
-    "FlashAttention-3": "flash_attn_interface",
-    "FlashAttention-4": "flash_attn.cute",
+FLASH_PACKAGES = {  # the module that has `flash_attn_func`, and the distribution that brings it
+    "FlashAttention-3": ("flash_attn_interface", "flash_attn_3"),
+    "FlashAttention-4": ("flash_attn.cute", "flash-attn-4"),
 }
 
 Call = Callable[..., torch.Tensor]
@@ -59,20 +59,43 @@ def flash_peers(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.
     scale = _plain_scale(spec)
     if scale is None or (spec.mask is CAUSAL and q.shape[2] != k.shape[2]):
         return {}
-    arguments = [t.transpose(1, 2) for t in (q, k, v)]  # [batch, length, heads, size]
+    causal = spec.mask is CAUSAL
+    return those_that_run(
+        {title: partial(function, q, k, v, scale=scale, is_causal=causal) for title, function in flash_functions().items()}
+    )
 
-    def call(attention: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]) -> torch.Tensor:
-        result = attention(*arguments, softmax_scale=scale, causal=spec.mask is CAUSAL)
+
+def flash_functions() -> dict[str, Call]:
+    """The attention of each installed package of FLASH_PACKAGES, of q, k and v as torch has them, with `scale` and `is_causal`."""
+
+    def call(
+        attention: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], *qkv: torch.Tensor, scale: float, is_causal: bool
+    ) -> torch.Tensor:
+        result = attention(
+            *(t.transpose(1, 2) for t in qkv), softmax_scale=scale, causal=is_causal
+        )  # [batch, length, heads, size]
         out: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return out.transpose(1, 2)
 
     found: dict[str, Call] = {}
-    for title, module in FLASH_PACKAGES.items():
+    for title, (module, _) in FLASH_PACKAGES.items():
         try:
             found[title] = partial(call, import_module(module).flash_attn_func)
         except (ImportError, AttributeError):
             continue  # not installed
-    return those_that_run(found)
+    return found
+
+
+def flash_versions(names: Collection[str]) -> str:
+    """`, FlashAttention-4 4.0.0b36`, for those of FLASH_PACKAGES that `names` has."""
+    return "".join(f", {title} {_version(FLASH_PACKAGES[title][1])}" for title in FLASH_PACKAGES if title in names)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:  # a module without the data of its distribution
+        return "of an unknown version"
 
 
 def _plain_scale(spec: AttentionSpec) -> float | None:

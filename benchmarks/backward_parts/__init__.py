@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from cell import Cell, Tensors
 
-from attngen.bench.peers import torch_peers
+from attngen.bench.peers import flash_peers, torch_peers
 from attngen.torch import Attention
 
 Forward = Callable[[], torch.Tensor]
@@ -29,14 +29,15 @@ def backwards(forwards: Mapping[str, Forward], of: Sequence[torch.Tensor]) -> di
 
 
 def beside_torch(
-    cell: Cell, tensors: Tensors, kernel: str | None, peers: Sequence[str], deterministic: bool = False
+    cell: Cell, tensors: Tensors, kernel: str | None, peers: Sequence[str], deterministic: bool = False, flash: bool = False
 ) -> dict[str, Backward]:
-    """The backward of attngen's kernel (None: of what `auto` selects), and of those of torch's backends that take this. Whether
-    attngen's must be `deterministic`: the peers need not."""
+    """The backward of attngen's kernel (None: of what `auto` selects), and of those of torch's backends that take this; with
+    `flash`, also of FlashAttention's packages. Whether attngen's must be `deterministic`: the peers need not."""
     q, k, v = leaves(tensors)
     ours = partial(Attention(cell.spec, mode=kernel or "auto", deterministic=deterministic), q, k, v)
     with torch.enable_grad():
-        return backwards({"attngen": ours, **torch_peers(cell.spec, q, k, v, only=peers)}, (q, k, v))
+        others = torch_peers(cell.spec, q, k, v, only=peers) | (flash_peers(cell.spec, q, k, v) if flash else {})
+        return backwards({"attngen": ours, **others}, (q, k, v))
 
 
 def operations(cell: Cell, tensors: Tensors) -> int:

@@ -15,7 +15,7 @@ CELLS = [Cell("bf16", 128, m, batch, 32, s, s, kv_heads=8) for m in ("causal", N
 
 def rows(rounds: int) -> Iterator[Row]:
     for cell in CELLS:
-        yield beside(cell, rounds, None, CUDNN)
+        yield beside(cell, rounds, None, CUDNN, flash=True)
 
 
 def table(rows: list[Row]) -> str:

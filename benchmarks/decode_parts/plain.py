@@ -1,4 +1,4 @@
-"""Plain attention beside torch's backends and FlexAttention."""
+"""Plain attention beside torch's backends, FlexAttention, and FlashAttention's packages where they are installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cell import Row
 from words import markdown
 
 import attngen
-from attngen.bench.peers import torch_peers
+from attngen.bench.peers import flash_peers, torch_peers
 from decode_parts import Cache, attngen_calls, flex_calls, in_graphs, read_rate
 
 PEERS = ("torch cuDNN", "torch flash")
@@ -31,6 +31,8 @@ def beside(cell: Cache, rounds: int) -> Row:
         calls = [torch_peers(spec, *one, only=[peer]) for one in tensors]
         if all(calls):
             sides[peer] = [call[peer] for call in calls]
+    flash = [flash_peers(spec, *one) for one in tensors]
+    sides |= {peer: [calls[peer] for calls in flash] for peer in flash[0]}
     if flex := flex_calls(spec, tensors, {}):
         sides["FlexAttention"] = flex
     us = {name: 1e3 * t for name, t in in_graphs(sides, rounds).medians().items()}

@@ -1,11 +1,11 @@
-"""Plain attention beside cuDNN, the L2 cache flushed before each call."""
+"""Plain attention beside cuDNN and FlashAttention's packages where they are installed, the L2 cache flushed before each call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cell import CUDNN, Cell, Row, beside_cudnn, rates, square
-from words import geometric_mean, least, markdown
+from cell import CUDNN, Cell, Row, beside_cudnn, flash_ratios, rates, square
+from words import geometric_mean, least, with_flash
 
 from attngen.bench.measure import measure_bursts
 
@@ -22,7 +22,8 @@ def rows(rounds: int) -> Iterator[Row]:
         found = measure_bursts(beside_cudnn(cell, tensors), rounds)
         ms = found.medians()
         tflops = rates(cell.operations(tensors), ms)
-        yield {"case": cell.title, "ms": ms, "tflops": tflops, "ratio": found.ratio("attngen", CUDNN)}
+        ratio = found.ratio("attngen", CUDNN)
+        yield {"case": cell.title, "ms": ms, "tflops": tflops, "ratio": ratio, "flash": flash_ratios(found)}
 
 
 def table(rows: list[Row]) -> str:
@@ -36,4 +37,4 @@ def table(rows: list[Row]) -> str:
         mean = geometric_mean([r["ratio"] for r in chosen])
         ends.append(f"{dtype} geometric mean {mean:.3f}, least {least(chosen, lambda r: r['ratio'])}")
     goal = f"Goal: geometric mean of the ratios {MEAN:.2f}, each {EACH:.2f}. Measured: {'; '.join(ends)}."
-    return f"{markdown(('TFLOP/s', 'attngen', 'cuDNN', 'ratio'), lines)}\n\n{goal}"
+    return f"{with_flash(('TFLOP/s', 'attngen', 'cuDNN', 'ratio'), lines, rows)}\n\n{goal}"
