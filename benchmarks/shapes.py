@@ -114,7 +114,7 @@ def in_graph(call: Call) -> Call | None:
     try:
         with torch.cuda.stream(stream):
             call()
-    except RuntimeError:
+    except Exception:  # whatever these libraries raise for what they do not support
         return None
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

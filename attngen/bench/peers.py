@@ -66,14 +66,13 @@ def flash_peers(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.
 
 
 def flash_functions() -> dict[str, Call]:
-    """The attention of each installed package of FLASH_PACKAGES, of q, k and v as torch has them, with `scale` and `is_causal`."""
+    """The attention of each installed package of FLASH_PACKAGES, of torch's q, k and v, with `scale` and `is_causal`."""
 
     def call(
         attention: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], *qkv: torch.Tensor, scale: float, is_causal: bool
     ) -> torch.Tensor:
-        result = attention(
-            *(t.transpose(1, 2) for t in qkv), softmax_scale=scale, causal=is_causal
-        )  # [batch, length, heads, size]
+        by_length = (t.transpose(1, 2) for t in qkv)  # [batch, length, heads, size]
+        result = attention(*by_length, softmax_scale=scale, causal=is_causal)
         out: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return out.transpose(1, 2)
 

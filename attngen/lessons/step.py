@@ -53,7 +53,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One lesson kernel, or several that follow each other: a file `NUMBER_NAME.cu.j2` in `templates/ladder/`, in its ladder."""
+    """One lesson kernel, or several that follow each other: `NUMBER_NAME.cu.j2` in `templates/ladder/`, in its ladder."""
 
     number: int
     name: str

@@ -1,4 +1,4 @@
-"""Plain attention beside cuDNN and FlashAttention's packages where they are installed, the L2 cache flushed before each call."""
+"""Plain attention beside cuDNN, and FlashAttention where it is installed, the L2 cache flushed before each call."""
 
 from __future__ import annotations
 
