@@ -47,9 +47,10 @@ STEPS = (
         "A block keeps 128 rows, or keys, and copies 32 of the other side at a time to shared memory. What a thread adds up "
         "stays in its registers: dQ of its row, or dK and dV of its key.",
         (DELTA, *_two(128, 128)), (*THREADS, ("TILE", 32)),
-        ("global_read", "5 * 2 * 128 * 128 + 2 * 128 * 8",
+        ("global_read", "(4 + 4 + 2) * 128 * 128 + 2 * 128 * 8",
          "128 rows and keys are one block of each kernel. That of dQ reads Q, dO, K and V once, and so does that of dK and dV; "
-         "both read lse and delta, 8 bytes a row. The kernel of delta reads O and dO."),
+         "both read lse and delta, 8 bytes a row. The kernel of delta reads O and dO. A row of one of "
+         "these arrays has 128 bytes."),
     ),
     Step(
         4, "tensor_cores_for_dq", "tensor cores for dQ",

@@ -17,7 +17,7 @@ STEPS = (
         "32, ..., so that a warp reads neighbouring numbers.",
         (Launched("", A_ROW, 32),), (("THREADS", 32),),
         ("sectors", "8 * (2048 * 2 * 4 + 2 * 4)",
-         "Each of eight heads touches 4 sectors of K and 4 of V for a key, and 4 of its rows of Q and O."),
+         "Each of eight heads touches 4 sectors of K and 4 of V for a key, 4 of Q and 4 of O."),
     ),
     Step(
         2, "warps_across_keys", "warps across keys",

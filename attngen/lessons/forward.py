@@ -23,8 +23,9 @@ STEPS = (
         "the weighted sum of values.",
         _rows(128, 128), (("THREADS", 128),),
         ("sectors", "3 * 8 * 256 * 64 * 33 + 8 * 256 * 64 + 8 * 64 * 32",
-         "A warp has 32 rows. For each element that it adds to scores, it touches 32 sectors of Q and one of K; and it "
-         "computes each score three times. Then it touches one sector for each element of V, and 32 for each column of O."),
+         "Eight warps have 32 rows each. For each element that it adds to its scores, a warp touches 32 sectors of Q and one "
+         "of K; and it computes each score three times. Then it touches one sector for each element of V, and 32 for each "
+         "column of O."),
         (),
     ),
     Step(
@@ -34,7 +35,7 @@ STEPS = (
         "A warp computes a row. Lane l has the columns l, l + 32, ..., so that a warp reads neighbouring numbers; a "
         "score is a sum over lanes.",
         _rows(8, 256), _of_warps(8),
-        ("sectors", "(3 * 8 + 4) * 256 * 256 + 4 * 256",
+        ("sectors", "(3 * (4 + 4) + 4) * 256 * 256 + 4 * 256",
          "A warp reads 4 sectors of K and 4 of Q for a score, and computes each score three times. A row of V is 4 sectors, "
          "and so is a row of O."),
     ),
