@@ -111,8 +111,7 @@ def test_a_command_with_a_typo_gets_a_suggestion() -> None:
     [
         (("--lengths", "64"), "counted instead without --lengths"),
         (("--kernel", "naive", "--full"), "counted instead without --full, --kernel"),
-        (("--dtypes", "int32"), "unknown element type int32; known: fp16, bf16, fp32"),
-        (("--head-dims", "0"), "Invalid value for --head-dims: '0' is not a list"),
+        (("--dtypes", "int32"), "counted instead without --dtypes. `attngen check` compares"),
     ],
 )
 def test_counts_without_a_gpu_ignore_no_option(arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:

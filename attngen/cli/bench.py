@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attngen.spec.attention import AttentionSpec
 
 INSTALL = "pip install 'attngen[bench]'"
+ELSEWHERE = "`attngen check` compares the kernels with float64, and `attngen trace` counts more of them, without a GPU"
 
 
 @click.command("bench")
@@ -78,10 +79,6 @@ def command(
     """
     from attngen.device.select import has_gpu
 
-    if plot is not None:
-        from attngen.bench.plot import check_format
-
-        check_format(plot)
     if kept is not None:
         options.refuse("--from reads results and measures nothing", *_parameters_but("kept", "plot"))
         _require_packages(measures=False, plot=plot)
@@ -91,12 +88,12 @@ def command(
             table.add(result)
     elif spec is None:
         raise click.UsageError("name the SPEC to measure, or read earlier results with --from FILE")
+    elif not has_gpu():  # said before any other mistake: to correct those would lead to no timing
+        _refuse_options_of_timings()
+        _count(spec, given, gradients)
+        return
     else:
         _check_lists(lengths, dtypes, head_dims, kernel)
-        if not has_gpu():
-            _refuse_options_of_timings()
-            _count(spec, given, gradients)
-            return
         _require_packages(measures=True, plot=plot)
         one = load_one_spec(spec)
         if json_file is not None:
@@ -130,13 +127,17 @@ def _refuse_options_of_timings() -> None:
         more = f"; with one, {' and '.join(missing)} would be missing too: {INSTALL}" if missing else ""
         raise click.UsageError(
             "no GPU found, so nothing can be timed; operations and bytes of one small problem are counted instead "
-            f"without {', '.join(refused)}{more}"
+            f"without {', '.join(refused)}{more}. {ELSEWHERE}"
         )
 
 
 def _require_packages(measures: bool, plot: Path | None) -> None:
-    """Raises UsageError for all packages that are missing, before anything is measured or read; and for a plot that cannot be
-    written."""
+    """Raises UsageError for all packages that are missing, before anything is measured or read; ArgumentError for a plot of
+    an unknown format, UsageError for one that cannot be written."""
+    if plot is not None:
+        from attngen.bench.plot import check_format
+
+        check_format(plot)
     needed = {"torch": measures, "matplotlib": plot is not None}
     missing = [name for name, is_needed in needed.items() if is_needed and find_spec(name) is None]
     if missing:
@@ -224,12 +225,13 @@ class _BenchTable:
 
 def _count(spec: str, given: tuple[str, ...], gradients: Gradients) -> None:
     """Prints the counts of the emulated device."""
+    click.echo(f"no GPU found, so nothing can be timed; these are exact counts of the emulated device. {ELSEWHERE}", err=True)
+
     from attngen.inspect.tracing import trace_spec
     from attngen.reference.problems import Shape
     from attngen.schedules import default_arch, schedules_for
 
     arch = arch_known(default_arch())
-    click.echo("no GPU found, so nothing can be timed; these are exact counts of the emulated device", err=True)
     for one in load_specs(spec):
         shape = Shape(batch=1, q_heads=2, kv_heads=2, q_len=256, kv_len=256)
         sizes, wanted = shape.sizes(one.spec), gradients.of(one.spec)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -246,7 +248,8 @@ def test_counts_fall_from_schedule_to_schedule() -> None:
         ((), "name the SPEC to measure"),
         (("gpt2", "--json", "x.json"), "no GPU"),
         (("gpt2", "--wanted", "q"), "add --backward"),
-        (("gpt2", "--plot", "x.gif"), "not as .gif"),
+        (("gpt2", "--plot", "x.gif"), "no GPU"),
+        (("--from", "pyproject.toml", "--plot", "x.gif"), "not as .gif"),
         (("--from", "pyproject.toml"), "is not a JSON file"),
     ],
 )
@@ -257,6 +260,42 @@ def test_what_cannot_be_measured_is_said_at_once(
     result = cli("bench", *arguments)
     assert result.exit_code == 2
     assert words in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--kernel", ""), "unknown schedule (no name)"),
+        (("--kernel", "flash"), "unknown schedule flash"),
+        (("--lengths", ""), "'' is not a list of positive whole numbers"),
+        (("--lengths", "-5"), "'-5' is not a list of positive whole numbers"),
+        (("--dtypes", "int32"), "unknown element type int32; known: fp16, bf16, fp32"),
+        (("--head-dims", "0"), "Invalid value for --head-dims: '0' is not a list"),
+        (("--plot", "x.gif"), "not as .gif"),
+    ],
+)
+def test_a_wrong_option_is_said_after_a_missing_gpu(
+    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gpu, said in {True: words, False: f"counted instead without {arguments[0]}. `attngen check` compares"}.items():
+        monkeypatch.setattr("attngen.device.select.has_gpu", lambda has=gpu: has)
+        result = cli("bench", "gpt2", *arguments)
+        assert result.exit_code == 2
+        assert said in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    "arguments", [("no_such_spec",), ("no_such_spec", "--lengths", "x", "--plot", "x.gif")], ids=["counts", "timings"]
+)
+def test_a_missing_gpu_is_said_first_and_without_torch(arguments: tuple[str, ...]) -> None:
+    """Before a mistake in SPEC or in the options, and before packages are imported that take seconds to import."""
+    call = f"import sys\nfrom attngen.__main__ import run\nsys.argv = ['attngen', 'bench', *{arguments}]\n"
+    call += "try: run()\nfinally: print({'torch', 'matplotlib'} & set(sys.modules))"
+    no_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", call], env=no_gpu, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "set()\n")
+    usage = "--plot" in arguments
+    assert " ".join(done.stderr.split("Error: " if usage else "\n")[usage].split()).startswith("no GPU found"), done.stderr
 
 
 def test_everything_that_is_missing_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
