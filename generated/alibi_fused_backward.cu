@@ -285,7 +285,7 @@ __device__ __forceinline__ QRange q_range(int kv_lo, int kv_hi, int q_len) {
 // A tile of TILE_ROWS rows in shared memory, STRIDE elements from row to row: COLUMNS elements of data, zeros up to WIDTH.
 template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
     static constexpr int ELEMENTS = TILE_ROWS * STRIDE;
-    static constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes in a row
+    static constexpr int CHUNKS = WIDTH / 8;  // 16 bytes of a row each
     static constexpr int STEP = THREADS / CHUNKS;  // rows that the block copies at once
     static_assert(CHUNKS <= THREADS, "each chunk of a row has a thread");
     fp16* smem;
@@ -305,8 +305,8 @@ template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
         }
     }
 };
-using QKTile = PaddedTile<BLOCK, HEAD_DIM, QK_WIDTH, QK_WIDTH + PAD>;  // of Q or K
-using VTile = PaddedTile<BLOCK, HEAD_DIM_V, V_WIDTH, V_WIDTH + PAD>;  // of V or dO
+using QKTile = PaddedTile<BLOCK, HEAD_DIM, QK_WIDTH, QK_WIDTH + PAD>;  // a tile of Q or K
+using VTile = PaddedTile<BLOCK, HEAD_DIM_V, V_WIDTH, V_WIDTH + PAD>;  // a tile of V or dO
 
 // Numbers of which each row of a tile has one, in shared memory.
 struct RowValues {
@@ -482,8 +482,8 @@ struct WorkTile {
 };
 __device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_heads, int q_len, int heads_in_l2) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
-    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
+    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // the first head of the section
+    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // heads of the section: the last one may have fewer
     const int in_section = block - first_head * q_blocks;
     const int blocks_after = in_section / heads;  // blocks of the head with later rows
     const int head = first_head + in_section % heads;
@@ -511,7 +511,7 @@ alibi_backward_delta(
     const float* __restrict__ captured_slopes,  // [q_heads]
     long long captured_slopes_step_0)
 {
-    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: rows, and keys that are multiplied at once
+    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // a thread's rows, and its keys that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
     fp16* Q_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_Q][QK_WIDTH + PAD]
     fp16* dO_smem = (fp16*)(smem + FIXED_V_SMEM);  // [BLOCK_Q][V_WIDTH + PAD]
@@ -522,7 +522,7 @@ alibi_backward_delta(
     const int q_block = work_tile.q_block, h_idx = work_tile.h_idx, b_idx = work_tile.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
-    const int warp_row = 16 * ROW_BLOCKS * (thread_index() / 32);  // of the block
+    const int warp_row = 16 * ROW_BLOCKS * (thread_index() / 32);  // the warp's first row in the block
     const Captured in = {
         captured_slopes, captured_slopes_step_0
     };
@@ -548,13 +548,13 @@ alibi_backward_delta(
     if (tile < tile_end) load_keys(tile, stage);
     cp_async_commit();
 
-    float lse_of[ROWS], lse_rest_of[ROWS];  // of this lane's rows
+    float lse_of[ROWS], lse_rest_of[ROWS];  // values of this lane's rows
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = min(q_lo + warp_row + (int)thread_index() % 32 / 4 + 8 * r, q_len - 1);
         lse_of[r] = finite_or_0(lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s]);
         lse_rest_of[r] = lse_rest[b_idx * lse_rest_stride_b + h_idx * lse_rest_stride_h + q_idx * lse_rest_stride_s];
     }
-    float P_sum[ROWS] = {}, PdP_sum[ROWS] = {};  // of this thread's pairs
+    float P_sum[ROWS] = {}, PdP_sum[ROWS] = {};  // sums over this thread's pairs
     while (tile < tile_end) {
         const bool partial = tile < full_tile_begin || tile >= full_tile_end;
         const int following = tile + 1;
@@ -672,7 +672,7 @@ alibi_backward_dk_dv(
     const float* __restrict__ captured_slopes,  // [q_heads]
     long long captured_slopes_step_0)
 {
-    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: keys, and rows that are multiplied at once
+    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // a thread's keys, and its rows that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
     fp16* K_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_KV][QK_WIDTH + PAD]
     fp16* V_smem = (fp16*)(smem + FIXED_V_SMEM);  // [BLOCK_KV][V_WIDTH + PAD]
@@ -683,7 +683,7 @@ alibi_backward_dk_dv(
     const KeyBlock key_block = key_block_of(blockIdx.x, kv_heads, kv_len);
     const int kv_block = key_block.kv_block, kv_h_idx = key_block.kv_h_idx, b_idx = key_block.b_idx;
     const int kv_lo = kv_block * BLOCK_KV, group_size = q_heads / kv_heads;
-    const int warp_key = 16 * ROW_BLOCKS * (thread_index() / 32);  // of the block
+    const int warp_key = 16 * ROW_BLOCKS * (thread_index() / 32);  // the warp's first key in the block
     QKTile{K_smem}.load_async(K + b_idx * k_stride_b + kv_h_idx * k_stride_h, k_stride_s, kv_lo, kv_len);
     VTile{V_smem}.load_async(V + b_idx * v_stride_b + kv_h_idx * v_stride_h, v_stride_s, kv_lo, kv_len);
 
@@ -726,7 +726,7 @@ alibi_backward_dk_dv(
             const bool partial = tile < full_tile_begin || tile >= full_tile_end;
             const int following = tile + 1;
             cp_async_wait<0>();  // this thread's copies of the tile have arrived; after the barrier, all threads' copies
-            if (thread_index() < BLOCK_Q) {  // of the row that this thread has copied
+            if (thread_index() < BLOCK_Q) {  // this thread has copied the row
                 float& row_lse = row_values[stage].lse[thread_index()];
                 row_lse = finite_or_0(row_lse);
             }
@@ -753,7 +753,7 @@ alibi_backward_dk_dv(
                 for (int j = 0; j < COLUMNS; ++j)
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        const int row = part + column_of(j);  // of the tile
+                        const int row = part + column_of(j);  // the row in the tile
                         const float s = S_frag[r][j] * softmax_scale;
                         const float S = score(in, s, h_idx, q_lo + column_of(0), column_of(j) - column_of(0), kv_lo + row_of(0), row_of(r) - row_of(0));
                         const float P = fast_exp2((S - of_rows.lse[row]) * LOG2_E - of_rows.lse_rest[row] * LOG2_E);
@@ -842,7 +842,7 @@ alibi_backward_dq(
     const float* __restrict__ captured_slopes,  // [q_heads]
     long long captured_slopes_step_0)
 {
-    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: rows, and keys that are multiplied at once
+    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // a thread's rows, and its keys that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
     fp16* Q_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_Q][QK_WIDTH + PAD]
     fp16* dO_smem = (fp16*)(smem + FIXED_V_SMEM);  // [BLOCK_Q][V_WIDTH + PAD]
@@ -853,7 +853,7 @@ alibi_backward_dq(
     const int q_block = work_tile.q_block, h_idx = work_tile.h_idx, b_idx = work_tile.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
-    const int warp_row = 16 * ROW_BLOCKS * (thread_index() / 32);  // of the block
+    const int warp_row = 16 * ROW_BLOCKS * (thread_index() / 32);  // the warp's first row in the block
     const Captured in = {
         captured_slopes, captured_slopes_step_0
     };
@@ -887,7 +887,7 @@ alibi_backward_dq(
         own_rows.delta[row] = delta[((long long)b_idx * q_heads + h_idx) * q_len + q_idx];
     }
     float dQ_frag[ROWS][QK_WIDTH / 4] = {};
-    float rows_of_slopes_frag[ROWS] = {};  // of this thread's pairs
+    float rows_of_slopes_frag[ROWS] = {};  // sums over this thread's pairs
     while (tile < tile_end) {
         const bool partial = q_lo + BLOCK_Q > q_len || tile < full_tile_begin || tile >= full_tile_end;
         const int following = tile + 1;

@@ -458,7 +458,7 @@ alibi_backward_d_slopes(
     const int h_end = d_slopes_size_0 == 1 ? q_heads : min(i0 + 1, q_heads);
     const int q_begin = 0, q_end = q_len;
     const int k_begin = 0, k_end = kv_len;
-    double sum = 0.0;  // of many terms, in fp64: each addition in fp32 would round
+    double sum = 0.0;  // it has many terms, so fp64: each addition in fp32 would round
     for (int b_idx = b_begin; b_idx < b_end; ++b_idx)
         for (int h_idx = h_begin; h_idx < h_end; ++h_idx)
             for (int q_idx = q_begin; q_idx < q_end; ++q_idx) {

@@ -640,7 +640,7 @@ struct Position {
 // A ring of tiles in shared memory, one for each stage.
 //     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
 template <typename Tile> struct Ring {
-    Tile first;                // of the stages
+    Tile first;                // the tile of stage 0
     unsigned long long* full;  // one for each stage
 
     __device__ __forceinline__ Tile tile(int stage) const { return {first.smem + stage * Tile::BYTES}; }
@@ -680,7 +680,7 @@ struct WorkTile {
     int block, h_idx, b_idx;
 };
 __device__ __forceinline__ WorkTile work_tile_of(int number, int works, int blocks, int heads, int heads_in_l2) {
-    const int first_head = number / (heads_in_l2 * blocks) * heads_in_l2;  // of the section
+    const int first_head = number / (heads_in_l2 * blocks) * heads_in_l2;  // the first head of the section
     const int in_section = min(heads_in_l2, works / blocks - first_head);   // heads; the last section may have fewer
     const int place = number - first_head * blocks, head = first_head + place % in_section;
     return {place / in_section, head % heads, head / heads};
@@ -690,7 +690,7 @@ constexpr int END = -1;  // as a block: there is no more work
 // What the producer publishes of a work tile, together with the tile that it copies first.
 struct Work {
     int block, h_idx, b_idx, any;  // any: whether there is a tile to visit
-    int part;  // of the query heads that share the keys
+    int part;  // a part of the query heads that share the keys
     int next, h_begin, h_end;  // for the producer alone, which has few registers: the next work tile, and its query heads
 };
 
@@ -796,9 +796,9 @@ struct Block {
     unsigned* next_work;
     int batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2;
 
-    Pipeline<KTile> k;  // of the work tile, and with it `works` of the feed
+    Pipeline<KTile> k;  // the work tile's, and with it `works` of the feed
     Pipeline<VTile> v;
-    Pipeline<QTile> q;  // of the tiles that are visited, and with each what the feed has of it
+    Pipeline<QTile> q;  // tiles that are visited, and with each what the feed has of it
     Ring<DoTile> dO;  // released with `q`
     OTile out;             // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
     volatile TileFeed* feed;
@@ -837,7 +837,7 @@ struct Block {
 // The producer: the first warp of its warpgroup. Its lanes find the tiles to visit, 32 at once, and one of them copies.
 struct Producer : Block {
     int h_idx, next_tile;      // where the search is: the first tile of this head that no lane has looked at
-    int place = 0, count = 0;  // of the tiles that wait in `found`: the first one's index, and their number
+    int place = 0, count = 0;  // tiles that wait in `found`: the first one's index, and their number
 
     // Recomputed at each use, not kept in registers
     __device__ __forceinline__ int blocks() const { return (opaque(kv_len) + BLOCK_ROWS - 1) / BLOCK_ROWS; }
@@ -944,7 +944,7 @@ struct Producer : Block {
         const int q_lo = tile_of(visit) * BLOCK_Q, b_idx = work().b_idx;
         q.acquire(tile_at);
         feed->visits[tile_at.index] = visit;
-        const int tiles = BLOCK_ROWS / BLOCK_Q * ((q_len + BLOCK_ROWS - 1) / BLOCK_ROWS);  // of a head, in `numbers`
+        const int tiles = BLOCK_ROWS / BLOCK_Q * ((q_len + BLOCK_ROWS - 1) / BLOCK_ROWS);  // a head's tiles in `numbers`
         const RowNumbers* of_head = numbers + (long long)(b_idx * q_heads + h_idx) * tiles;
         mbarrier_expect_bytes(q.full + tile_at.index, sizeof(RowNumbers));
         bulk_load(tile_numbers + tile_at.index, of_head + tile_of(visit), sizeof(RowNumbers), q.full + tile_at.index);
@@ -967,7 +967,7 @@ struct Fragments {
 struct Consumer : Block {
     int consumer, lane;  // numbers: of this warpgroup among consumers, of this thread in its warp
     int lane_key;  // this lane's first key in the block; its second is 8 further
-    unsigned q_operand, q_rows_operand, do_operand, do_rows_operand;  // of stage 0
+    unsigned q_operand, q_rows_operand, do_operand, do_rows_operand;  // stage 0's
 
     Fragments& frag;
 
@@ -985,7 +985,7 @@ struct Consumer : Block {
     // Loads the keys and values of a work tile as A operands: lane l points at row l % 16, columns 8 * (l / 16) of 16 x 16 rows
     // and columns. What no product reads from shared memory is released: the next is copied while this work tile is computed
     __device__ __forceinline__ void hold_keys() {
-        const int row = 16 * (thread_index() / 32 - 4) + lane % 16;  // of the block
+        const int row = 16 * (thread_index() / 32 - 4) + lane % 16;  // the row in the block
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(frag.K[step], k.first.at(0, row, step * 2 + lane / 16));
         k.release(work_at);
@@ -1044,7 +1044,7 @@ struct Consumer : Block {
             float weights[2];
 #pragma unroll
             for (int i = first; i < first + 2; ++i) {
-                const int row = lane % 4 * 2 + column_of(i);  // of the tile
+                const int row = lane % 4 * 2 + column_of(i);  // the row in the tile
                 const int q_idx = q_lo + row;
                 const int kv_idx = kv_lo + lane_key + 8 * row_in_pair(i);
                 const float s = frag.S[i];
@@ -1244,7 +1244,7 @@ gpt2_backward_dk_dv(
 // Launched if the query heads of a group are divided over several work tiles. A block has dK or dV of 64 keys, and adds the parts
 // in their order: every run has the same bits.
 
-constexpr int PART_SUMS = CONSUMERS * WARPGROUP_ROWS * (HEAD_DIM + HEAD_DIM_V);  // of a part, of the keys of a block
+constexpr int PART_SUMS = CONSUMERS * WARPGROUP_ROWS * (HEAD_DIM + HEAD_DIM_V);  // the sums of a part, over the keys of a block
 
 // The sum of parts, stored
 template <int COLUMNS>
@@ -1298,9 +1298,9 @@ struct Block {
     unsigned* next_work;
     int batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2;
 
-    Pipeline<QTile> q;  // of the work tile, and with it `works` of the feed
+    Pipeline<QTile> q;  // the work tile's, and with it `works` of the feed
     Ring<DoTile> dO;  // released with `q`
-    Pipeline<KTile> k;  // of the tiles that are visited, and with each what the feed has of it
+    Pipeline<KTile> k;  // tiles that are visited, and with each what the feed has of it
     Ring<VTile> v;  // released with `k`
     OTile out;             // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
     volatile TileFeed* feed;
@@ -1330,7 +1330,7 @@ struct Block {
 // The producer: the first warp of its warpgroup. Its lanes find the tiles to visit, 32 at once, and one of them copies.
 struct Producer : Block {
     int h_idx, next_tile;      // where the search is: the first tile of this head that no lane has looked at
-    int place = 0, count = 0;  // of the tiles that wait in `found`: the first one's index, and their number
+    int place = 0, count = 0;  // tiles that wait in `found`: the first one's index, and their number
 
     // Recomputed at each use, not kept in registers
     __device__ __forceinline__ int blocks() const { return (opaque(q_len) + BLOCK_ROWS - 1) / BLOCK_ROWS; }
@@ -1447,14 +1447,14 @@ struct Fragments {
     float dP[BLOCK_KV / 2];
     float dQ[HEAD_DIM / 2];
     unsigned dS[BLOCK_KV / 16][4];
-    float lse2[2], delta[2], offset[2];  // of the lane's rows
+    float lse2[2], delta[2], offset[2];  // numbers of the lane's rows
 };
 
 // A consumer warpgroup: computes dQ of 64 rows. Each of its threads has the members in registers.
 struct Consumer : Block {
     int consumer, lane;  // numbers: of this warpgroup among consumers, of this thread in its warp
     int lane_row;        // this lane's first row in the block; its second is 8 further
-    unsigned q_operand, do_operand, k_operand, k_rows_operand, v_operand;  // of stage 0
+    unsigned q_operand, do_operand, k_operand, k_rows_operand, v_operand;  // stage 0's
 
     Fragments& frag;
     bool large;  // whether a row has large scores: its tiles count as partial
@@ -1510,7 +1510,7 @@ struct Consumer : Block {
         const int kv_lo = tile_of(visit) * BLOCK_KV;
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; ++i) {
-            const int key = lane % 4 * 2 + column_of(i);  // of the tile
+            const int key = lane % 4 * 2 + column_of(i);  // the key in the tile
             const int q_idx = q_lo + lane_row + 8 * row_in_pair(i);
             const int kv_idx = kv_lo + key;
             const float s = frag.S[i];
@@ -1538,7 +1538,7 @@ struct Consumer : Block {
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; ++i)
             if (row_in_pair(i) == 0) zero = fmaf(frag.S[i], 0.0f, zero);
-        return !__any_sync(0xffffffff, named_barrier_any(1 + consumer, 128, zero != 0.0f));  // which the compiler knows to be uniform
+        return !__any_sync(0xffffffff, named_barrier_any(1 + consumer, 128, zero != 0.0f));  // the compiler knows this to be uniform
     }
 
     // dQ += dS K without the elements of K that are NaN or infinite, by products of a warp

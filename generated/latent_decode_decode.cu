@@ -539,7 +539,7 @@ template <int TILE_ROWS, int SLABS, int ROW_PARTS, int COLUMN_PARTS> struct Tile
 // A pipeline of such tiles, with a pair of mbarriers for each part of a stage: those of the first parts of all stages, then those
 // of the second ones.
 template <typename Tile> struct PipelineInParts {
-    Tile first;                          // of the stages
+    Tile first;                          // the tile of stage 0
     unsigned long long *full, *empty;    // [PARTS][STAGES]
 
     __device__ __forceinline__ Tile tile(int stage) const { return {first.smem + stage * Tile::BYTES}; }
@@ -629,7 +629,7 @@ struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
     float alpha[ROWS];    // the factor for sums under the previous maximum
     float largest[ROWS];  // this lane's largest score of the tile, or the maximum if that is larger
-    float sum[ROWS];      // of this thread's weights; after the last tile, of the row's
+    float sum[ROWS];      // this thread's weights; after the last tile, the row's
 
     // The row, 0 to ROWS - 1, of register i of N: a pair of rows has 2 * N / ROWS of them, two in turn for each
     template <int N> static __device__ constexpr int row_of(int i) { return i / (2 * N / ROWS) * 2 + i / 2 % 2; }
@@ -693,7 +693,7 @@ struct RowSoftmax {
 
     // Replaces the scores of a tile by its weights
     template <int N> __device__ __forceinline__ void compute_weights(float (&S)[N]) {
-        float shift[ROWS];  // of this tile
+        float shift[ROWS];  // this tile's
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) shift[r] = shift_of(r);
         float sums[ROWS][2] = {};  // two chains of additions for each row, so that additions wait less for each other
@@ -838,7 +838,7 @@ struct Block {
             wgmma_commit();
         };
 
-        unsigned phase = 0;  // of the own stage; the other's is the same, of the second consumer, or that before
+        unsigned phase = 0;  // the own stage's; the other's is the same for the second consumer, else that before
 #pragma unroll 1
         for (int i = CONSUMER; i < tiles; i += CONSUMERS, phase ^= 1) {
             if constexpr (CONSUMER == 0) {
@@ -979,7 +979,7 @@ latent_decode_split(
     const int split = block % splits;
     block /= splits;
     const int kv_h_idx = block % kv_heads, b_idx = block / kv_heads;
-    const int first_head = kv_h_idx * group_size;  // of the query heads that share it
+    const int first_head = kv_h_idx * group_size;  // the first query head that shares it
     wait_for_kernels_before();  // they write what this one reads, and read what it writes
     let_next_kernel_start();
     const int block_rows = min((unsigned)BLOCK_Q, rows - first_row);

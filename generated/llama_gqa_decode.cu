@@ -205,7 +205,7 @@ struct Place {
 };
 struct PagedRows {
     const bf16* first;  // row 0 of page 0
-    const int* table;  // of the sequence
+    const int* table;  // the sequence's pages
     int page_size;
     long long page_stride, row_stride;
 
@@ -249,7 +249,7 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
 // BLOCK_KV keys or values of a warp, STRIDE elements from row to row: COLUMNS elements of data, zeros up to WIDTH.
 template <int COLUMNS, int WIDTH, int STRIDE> struct WarpTile {
     static constexpr int ELEMENTS = BLOCK_KV * STRIDE;
-    static constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes in a row
+    static constexpr int CHUNKS = WIDTH / 8;  // 16 bytes of a row each
     bf16* smem;
 
     // Copies the rows of `matrix` from `first` on in the background; all lanes of the warp call it. Rows from `end` on arrive
@@ -332,7 +332,7 @@ struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
     float alpha[ROWS];    // the factor for sums under the previous maximum
     float largest[ROWS];  // this lane's largest score of the tile, or the maximum if that is larger
-    float sum[ROWS];      // of this thread's weights; after the last tile, of the row's
+    float sum[ROWS];      // this thread's weights; after the last tile, the row's
 
     // The row, 0 to ROWS - 1, of register i of N: a pair of rows has 2 * N / ROWS of them, two in turn for each
     template <int N> static __device__ constexpr int row_of(int i) { return i / (2 * N / ROWS) * 2 + i / 2 % 2; }
@@ -396,7 +396,7 @@ struct RowSoftmax {
 
     // Replaces the scores of a tile by its weights
     template <int N> __device__ __forceinline__ void compute_weights(float (&S)[N]) {
-        float shift[ROWS];  // of this tile
+        float shift[ROWS];  // this tile's
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) shift[r] = shift_of(r);
         float sums[ROWS][2] = {};  // two chains of additions for each row, so that additions wait less for each other
@@ -462,7 +462,7 @@ llama_gqa_split(
     const int split = block % splits;
     block /= splits;
     const int kv_h_idx = block % kv_heads, b_idx = block / kv_heads;
-    const int first_head = kv_h_idx * group_size;  // of the query heads that share it
+    const int first_head = kv_h_idx * group_size;  // the first query head that shares it
     wait_for_kernels_before();  // they write what this one reads, and read what it writes
     let_next_kernel_start();
     const int kv_len = min(max(seqused[b_idx], 0), max_kv_len);

@@ -341,7 +341,7 @@ llama_rotary_backward_rotate(
             move_rotated(from + h_idx * from_stride_h, to + h_idx * to_stride_h, i % PARTS, c, s, 1.0f);
         }
     };
-    if (row < q_len) {  // of Q
+    if (row < q_len) {  // a row of Q
         const int q_idx = row;
         rotate_row(Q + b_idx * q_stride_b + q_idx * q_stride_s, q_stride_h,
                  Q_rotated + b_idx * q_rotated_stride_b + q_idx * q_rotated_stride_s, q_rotated_stride_h, q_heads,
@@ -349,7 +349,7 @@ llama_rotary_backward_rotate(
         return;
     }
     row -= q_len;
-    if (row < kv_len) {  // of K
+    if (row < kv_len) {  // a row of K
         const int kv_idx = row;
         rotate_row(K + b_idx * k_stride_b + kv_idx * k_stride_s, k_stride_h,
                  K_rotated + b_idx * k_rotated_stride_b + kv_idx * k_rotated_stride_s, k_rotated_stride_h, kv_heads,
@@ -383,7 +383,7 @@ llama_rotary_backward_turn_back(
             move_rotated(from + h_idx * from_stride_h, to + h_idx * to_stride_h, i % PARTS, c, s, -1.0f);
         }
     };
-    if (row < q_len) {  // of dQ
+    if (row < q_len) {  // a row of dQ
         const int q_idx = row;
         rotate_row(dQ + b_idx * dq_stride_b + q_idx * dq_stride_s, dq_stride_h,
                  dQ + b_idx * dq_stride_b + q_idx * dq_stride_s, dq_stride_h, q_heads,
@@ -391,7 +391,7 @@ llama_rotary_backward_turn_back(
         return;
     }
     row -= q_len;
-    if (row < kv_len) {  // of dK
+    if (row < kv_len) {  // a row of dK
         const int kv_idx = row;
         rotate_row(dK + b_idx * dk_stride_b + kv_idx * dk_stride_s, dk_stride_h,
                  dK + b_idx * dk_stride_b + kv_idx * dk_stride_s, dk_stride_h, kv_heads,
@@ -427,7 +427,7 @@ __device__ __forceinline__ QRange q_range(int kv_lo, int kv_hi, int q_len) {
 // A tile of TILE_ROWS rows in shared memory, STRIDE elements from row to row: COLUMNS elements of data, zeros up to WIDTH.
 template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
     static constexpr int ELEMENTS = TILE_ROWS * STRIDE;
-    static constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes in a row
+    static constexpr int CHUNKS = WIDTH / 8;  // 16 bytes of a row each
     static constexpr int STEP = THREADS / CHUNKS;  // rows that the block copies at once
     static_assert(CHUNKS <= THREADS, "each chunk of a row has a thread");
     bf16* smem;
@@ -774,7 +774,7 @@ llama_rotary_backward_dk_dv(
     long long lse_rest_stride_b, long long lse_rest_stride_h, long long lse_rest_stride_s,
     int q_len, int kv_len)
 {
-    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: keys, and rows that are multiplied at once
+    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // a thread's keys, and its rows that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
     bf16* K_smem = (bf16*)(smem + K_SMEM);  // [BLOCK_KV][QK_WIDTH + PAD], in the end dK
     bf16* V_smem = (bf16*)(smem + V_SMEM);  // [BLOCK_KV][V_WIDTH + PAD], in the end dV
@@ -824,7 +824,7 @@ llama_rotary_backward_dk_dv(
             const bool partial = kv_lo + BLOCK_KV > kv_len || tile < full_tile_begin || tile >= full_tile_end;
             const int following = tile + 1;
             cp_async_wait<0>();  // this thread's copies of the tile have arrived; after the barrier, all threads' copies
-            if (thread_index() < BLOCK_Q) {  // of the row that this thread has copied
+            if (thread_index() < BLOCK_Q) {  // this thread has copied the row
                 float& row_lse = row_values[stage].lse[thread_index()];
                 row_lse = finite_or_0(row_lse);
             }
@@ -835,7 +835,7 @@ llama_rotary_backward_dk_dv(
 #pragma unroll 1
             for (int part = 0; part < OWN_ROWS; part += PART) {
                 const auto [warp_key, share] = warp_place();
-                const int part_row = share * OWN_ROWS + part;  // of the tile
+                const int part_row = share * OWN_ROWS + part;  // the row in the tile
                 const int q_lo = tile * BLOCK_Q + part_row;
                 const bf16 *Q_rows = Q_tile + part_row * (QK_WIDTH + PAD), *dO_rows = dO_tile + part_row * (V_WIDTH + PAD);
 
@@ -853,7 +853,7 @@ llama_rotary_backward_dk_dv(
                 for (int j = 0; j < COLUMNS; ++j)
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        const int row = part_row + column_of(j);  // of the tile
+                        const int row = part_row + column_of(j);  // the row in the tile
                         const float s = S_frag[r][j] * softmax_scale;
                         const float P = fast_exp2((s - of_rows.lse[row]) * LOG2_E - of_rows.lse_rest[row] * LOG2_E);
                         const float dS = P * (dP_frag[r][j] - of_rows.delta[row]);

@@ -341,7 +341,7 @@ packed_documents_backward_document_qk_ranges(
 // A tile of TILE_ROWS rows in shared memory, STRIDE elements from row to row: COLUMNS elements of data, zeros up to WIDTH.
 template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
     static constexpr int ELEMENTS = TILE_ROWS * STRIDE;
-    static constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes in a row
+    static constexpr int CHUNKS = WIDTH / 8;  // 16 bytes of a row each
     static constexpr int STEP = THREADS / CHUNKS;  // rows that the block copies at once
     static_assert(CHUNKS <= THREADS, "each chunk of a row has a thread");
     bf16* smem;
@@ -362,8 +362,8 @@ template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
         }
     }
 };
-using QKTile = PaddedTile<BLOCK, HEAD_DIM, QK_WIDTH, QK_WIDTH + PAD>;  // of Q or K
-using VTile = PaddedTile<BLOCK, HEAD_DIM_V, V_WIDTH, V_WIDTH + PAD>;  // of V or dO
+using QKTile = PaddedTile<BLOCK, HEAD_DIM, QK_WIDTH, QK_WIDTH + PAD>;  // a tile of Q or K
+using VTile = PaddedTile<BLOCK, HEAD_DIM_V, V_WIDTH, V_WIDTH + PAD>;  // a tile of V or dO
 
 // Numbers of which each row of a tile has one, in shared memory.
 struct RowValues {
@@ -606,7 +606,7 @@ packed_documents_backward_dk_dv(
     const int* __restrict__ captured_document_qk_max,  // [batch, ceil(kv_len / 64)]
     long long captured_document_qk_max_step_0, int captured_document_qk_max_step_1)
 {
-    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: keys, and rows that are multiplied at once
+    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // a thread's keys, and its rows that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
     bf16* K_smem = (bf16*)(smem + FIXED_QK_SMEM);  // [BLOCK_KV][QK_WIDTH + PAD]
     bf16* V_smem = (bf16*)(smem + FIXED_V_SMEM);  // [BLOCK_KV][V_WIDTH + PAD]
@@ -617,7 +617,7 @@ packed_documents_backward_dk_dv(
     const KeyBlock key_block = key_block_of(blockIdx.x, kv_heads, kv_len);
     const int kv_block = key_block.kv_block, kv_h_idx = key_block.kv_h_idx, b_idx = key_block.b_idx;
     const int kv_lo = kv_block * BLOCK_KV, group_size = q_heads / kv_heads;
-    const int warp_key = 16 * ROW_BLOCKS * (thread_index() / 32);  // of the block
+    const int warp_key = 16 * ROW_BLOCKS * (thread_index() / 32);  // the warp's first key in the block
     QKTile{K_smem}.load_async(K + b_idx * k_stride_b + kv_h_idx * k_stride_h, k_stride_s, kv_lo, kv_len);
     VTile{V_smem}.load_async(V + b_idx * v_stride_b + kv_h_idx * v_stride_h, v_stride_s, kv_lo, kv_len);
 
@@ -693,7 +693,7 @@ packed_documents_backward_dk_dv(
             const bool partial = (full[tile % THREADS / 32] >> tile % 32 & 1) == 0;
             const int following = tile_from(tile + 1);
             cp_async_wait<0>();  // this thread's copies of the tile have arrived; after the barrier, all threads' copies
-            if (thread_index() < BLOCK_Q) {  // of the row that this thread has copied
+            if (thread_index() < BLOCK_Q) {  // this thread has copied the row
                 float& row_lse = row_values[stage].lse[thread_index()];
                 row_lse = finite_or_0(row_lse);
             }
@@ -722,7 +722,7 @@ packed_documents_backward_dk_dv(
                 for (int j = 0; j < COLUMNS; ++j)
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        const int row = part + column_of(j);  // of the tile
+                        const int row = part + column_of(j);  // the row in the tile
                         const float s = S_frag[r][j] * softmax_scale;
                         const float P = fast_exp2((s - of_rows.lse[row]) * LOG2_E - of_rows.lse_rest[row] * LOG2_E);
                         const float dS = P * (dP_frag[r][j] - of_rows.delta[row]);
@@ -794,8 +794,8 @@ struct WorkTile {
 };
 __device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_heads, int q_len, int heads_in_l2) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
-    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
+    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // the first head of the section
+    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // heads of the section: the last one may have fewer
     const int in_section = block - first_head * q_blocks;
     const int blocks_after = in_section / heads;  // blocks of the head with later rows
     const int head = first_head + in_section % heads;
@@ -828,7 +828,7 @@ packed_documents_backward_dq(
     const int* __restrict__ captured_document_qk_max,  // [batch, ceil(kv_len / 64)]
     long long captured_document_qk_max_step_0, int captured_document_qk_max_step_1)
 {
-    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: rows, and keys that are multiplied at once
+    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // a thread's rows, and its keys that are multiplied at once
     extern __shared__ __align__(16) unsigned char smem[];
     bf16* Q_smem = (bf16*)(smem + FIXED_QK_SMEM);  // [BLOCK_Q][QK_WIDTH + PAD]
     bf16* dO_smem = (bf16*)(smem + FIXED_V_SMEM);  // [BLOCK_Q][V_WIDTH + PAD]
@@ -839,7 +839,7 @@ packed_documents_backward_dq(
     const int q_block = work_tile.q_block, h_idx = work_tile.h_idx, b_idx = work_tile.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
-    const int warp_row = 16 * ROW_BLOCKS * (thread_index() / 32);  // of the block
+    const int warp_row = 16 * ROW_BLOCKS * (thread_index() / 32);  // the warp's first row in the block
     const Captured in = {
         captured_document, captured_document_step_0, captured_document_step_1, captured_document_qk_min,
         captured_document_qk_min_step_0, captured_document_qk_min_step_1, captured_document_qk_max,
@@ -898,7 +898,7 @@ packed_documents_backward_dq(
     if (tile < tile_end) load_keys(tile, stage);
     cp_async_commit();
 
-    float lse_of[ROWS], lse_rest_of[ROWS], delta_of[ROWS];  // of this lane's rows
+    float lse_of[ROWS], lse_rest_of[ROWS], delta_of[ROWS];  // values of this lane's rows
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = min(q_lo + warp_row + (int)thread_index() % 32 / 4 + 8 * r, q_len - 1);
         lse_of[r] = finite_or_0(lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s]);

@@ -475,7 +475,7 @@ struct Position {
 // A ring of tiles in shared memory, one for each stage.
 //     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
 template <typename Tile> struct Ring {
-    Tile first;                // of the stages
+    Tile first;                // the tile of stage 0
     unsigned long long* full;  // one for each stage
 
     __device__ __forceinline__ Tile tile(int stage) const { return {first.smem + stage * Tile::BYTES}; }
@@ -523,7 +523,7 @@ template <int TILE_ROWS, int SLABS, int ROW_PARTS, int COLUMN_PARTS> struct Tile
 // A pipeline of such tiles, with a pair of mbarriers for each part of a stage: those of the first parts of all stages, then those
 // of the second ones.
 template <typename Tile> struct PipelineInParts {
-    Tile first;                          // of the stages
+    Tile first;                          // the tile of stage 0
     unsigned long long *full, *empty;    // [PARTS][STAGES]
 
     __device__ __forceinline__ Tile tile(int stage) const { return {first.smem + stage * Tile::BYTES}; }
@@ -569,8 +569,8 @@ struct WorkTile {
 };
 __device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_heads, int q_len, int heads_in_l2) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
-    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
+    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // the first head of the section
+    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // heads of the section: the last one may have fewer
     const int in_section = block - first_head * q_blocks;
     const int blocks_after = in_section / heads;  // blocks of the head with later rows
     const int head = first_head + in_section % heads;
@@ -636,8 +636,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // What the first consumer tells the second with the weights of a tile, or after the last tile.
 struct Notice {
-    int what[4];               // of the rows of each warp
-    float factor[BLOCK_Q];     // of each row, by which O is multiplied
+    int what[4];               // what the rows of each warp need
+    float factor[BLOCK_Q];     // each row's: O is multiplied by it
 };
 enum : int { KEEP, RESCALE, FINISH };  // O stays; is multiplied before the weights; there are no more weights, and it is complete
 
@@ -650,7 +650,7 @@ struct Block {
     Pipeline<QTile> q;
     PipelineInParts<KTile> k;
     Position k_at;  // where this role is in `k`, and below in the others
-    PipelineInParts<VTile> v;  // of each part of the keys, the columns of the first consumer and those of the second
+    PipelineInParts<VTile> v;  // for each part of the keys, the columns of the first consumer and those of the second
     Position v_at;
     Pipeline<WeightTile> weights;  // from the first consumer to the second
     Position weights_at;
@@ -778,7 +778,7 @@ struct Producer : Block {
 // What both consumers have: half of the columns of O. Each of their threads has the members in registers.
 struct Multiplier : Block {
     int consumer, thread, lane;  // numbers: of the half of the columns, of this thread in its warpgroup, and in its warp
-    unsigned v_operand;  // of stage 0
+    unsigned v_operand;  // stage 0's
 
     __device__ __forceinline__ Multiplier(const Block& block, int number) : Block(block), consumer(number) {
         thread = threadIdx.x % 128, lane = thread % 32;
@@ -873,7 +873,7 @@ struct RowSoftmax {
     float shift[ROWS];    // subtracted from exponents: max * EXPONENT_SCALE, or 0
     float limit[ROWS];    // the largest score that does not change the maximum; -INF: every tile changes it
     int largest[ROWS];    // this lane's largest score of the tile, as bits
-    float sum[ROWS];      // of this thread's weights; after the last tile, of the row's
+    float sum[ROWS];      // this thread's weights; after the last tile, the row's
 
     // The row, 0 to ROWS - 1, of register i of N: a pair of rows has 2 * N / ROWS of them, two in turn for each
     template <int N> static __device__ constexpr int row_of(int i) { return i / (2 * N / ROWS) * 2 + i / 2 % 2; }
@@ -980,7 +980,7 @@ struct RowSoftmax {
 // The first consumer: computes scores and weights, and multiplies them with its own columns of V.
 struct Scorer : Multiplier {
     int lane_row;  // this lane's first row in the block; its second is 8 further
-    unsigned q_operand, k_operand;  // of stage 0
+    unsigned q_operand, k_operand;  // stage 0's
 
     Fragments& frag;
     RowSoftmax& softmax;
