@@ -41,8 +41,6 @@ _NVRTC = re.compile(r"^(?P<file>[^\n(]*)\((?P<line>\d+)\): (?:catastrophic )?err
 _UNCLOSED = re.compile(r"At end of source: error(?: #[\w-]+)?: (?P<what>.*)(?:\n.*\((?P<line>\d+)\): note #3196)?")
 _PTXAS = re.compile(r"ptxas error *: (?P<what>.*)$", re.M)
 _HOST = re.compile(r"\.cu:(?P<line>\d+):\d+: (?:fatal )?error: (?P<what>.*)$", re.M)
-# The emulated device counts from dynamic shared memory, which puzzles have not.
-_MBARRIER = re.compile(r"the mbarrier at byte -?\d+ of shared memory, which")
 _FUNCTION = re.compile(r"^(?!\s)(?:template .*)?__device__\b.*?\b(\w+)\(")
 _LINE = re.compile(r"\b(?:of|at) line (\d+)")
 
@@ -326,7 +324,7 @@ def _device_problem(program: Program, case: Case, error: EmulationError) -> Prob
         kind = "two writers"
     elif kind == "deadlock" and ("waits for shuffle" in error.what or "waits for a warp" in error.what):
         kind = "lanes missing"
-    what = in_words(_MBARRIER.sub("an mbarrier, which", error.what)).replace(" of anchor)", " of shared memory)")
+    what = in_words(error.what).replace(" of anchor)", " of shared memory)")
     line = _own_line(program, error.at)
     later = kind == "race" and error.other is not None and _is_of_a_later_round(program, line, _own_line(program, error.other))
     found = _problem(error.kind, f"{error.kind}: {what}", line, label, notes)

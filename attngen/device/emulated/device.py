@@ -63,7 +63,7 @@ def _load(library: Path) -> ctypes.CDLL:
 class _Waiter(ctypes.Structure):
     """`Waiter` of runtime/state.hpp."""
 
-    _fields_ = (*ints("thread line"), ("trace", ctypes.c_uint64 * TRACE), ("text", ctypes.c_char * 192))
+    _fields_ = (*ints("thread line"), ("trace", ctypes.c_uint64 * TRACE), *words("address"), ("text", ctypes.c_char * 192))
 
 
 class _Finding(ctypes.Structure):
@@ -234,7 +234,7 @@ class EmulatedKernel:
         other = None
         if finding.other_thread >= 0:
             other = self._place(finding.other_line, finding.other_code, finding.other_thread)
-        waiters = [self._waiter(w) for w in finding.waiters[: finding.waiter_count]]
+        waiters = [self._waiter(w, self._where(one, memory, w.address)) for w in finding.waiters[: finding.waiter_count]]
         text = "; ".join(filter(None, [*waiters, finding.text.decode(errors="replace")]))
         where = self._where(one, memory, finding.address) if finding.bytes else None
         if finding.bytes:
@@ -268,12 +268,13 @@ class EmulatedKernel:
         known = calls_of(self.library, offsets, f"{self.source.name}.cu")
         return [[n for address in stack for n in known.get(address - base, []) if 0 < n <= count] for stack in stacks]
 
-    def _waiter(self, waiter: _Waiter) -> str:
-        """The thread, and what it waits for; for a primitive, the line of its call."""
+    def _waiter(self, waiter: _Waiter, where: BufferPlace | None) -> str:
+        """The thread, and what it waits for, `where` for an mbarrier; for a primitive, the line of its call."""
         place = self._place(waiter.line, 0, waiter.thread, waiter.trace)
         line, text = place.callers[0] if place.callers else (place.line, "")
         quoted = f" ({text.strip()})" if text else ""
-        return f"thread {waiter.thread} waits for {waiter.text.decode()} at line {line}{quoted}"
+        what = waiter.text.decode().replace("{}", str(where))
+        return f"thread {waiter.thread} waits for {what} at line {line}{quoted}"
 
     def _place(self, line: int, code: int, thread: int, trace: Sequence[int] = ()) -> Place:
         texts = ("", *self.source.text.splitlines())

@@ -113,11 +113,11 @@ bool bring_bytes(const Ticket& ticket, int bytes, int line) {
     return !wrong;
 }
 
-void describe_mbarrier(const Fiber& fiber, char* text, size_t size) {
+void describe_mbarrier(const Fiber& fiber, Waiter& waiter) {
     const Mbarrier& b = mbarriers.at(fiber.barrier);
-    const auto offset = (const unsigned char*)shared_pointer(b.address) - dynamic_shared();
-    snprintf(text, size, "the phase of parity %u of the mbarrier at byte %td of shared memory, which is in phase %u and lacks %u of %u arrivals and %lld bytes",
-             fiber.parity, offset, b.phase, b.pending, b.expected, b.bytes);
+    waiter.address = (uint64_t)shared_pointer(b.address);
+    snprintf(waiter.text, sizeof(waiter.text), "the phase of parity %u of the mbarrier at {}, which is in phase %u and lacks %u of %u arrivals and %lld bytes",
+             fiber.parity, b.phase, b.pending, b.expected, b.bytes);
 }
 
 }  // namespace emulator

@@ -100,7 +100,7 @@ void report_deadlock() {
         Waiter& w = waiters[count++];
         w.thread = f.index, w.line = f.line;
         snprintf(w.text, sizeof(w.text), "%s", f.what);
-        if (f.state == State::AT_MBARRIER) describe_mbarrier(f, w.text, sizeof(w.text));
+        if (f.state == State::AT_MBARRIER) describe_mbarrier(f, w);
         if (f.state == State::AT_NAMED_BARRIER) describe_named_barrier(f, w.text, sizeof(w.text));
         if (f.state != State::AT_BLOCK_BARRIER && f.state != State::AT_WARP) {
             tracing = true;

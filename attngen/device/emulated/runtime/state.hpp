@@ -34,6 +34,7 @@ struct Stacks {
 struct Waiter {
     int thread, line;
     uint64_t trace[TRACE];          // addresses in the library, innermost first; 0: no more
+    uint64_t address;               // the mbarrier's, whose place `text` leaves open as {}; 0: none
     char text[192];
 };
 
@@ -220,7 +221,7 @@ void begin_block_mbarriers();
 bool uses_mbarriers();
 Ticket ticket(unsigned barrier, int line);
 bool bring_bytes(const Ticket& ticket, int bytes, int line);        // false: the block has failed
-void describe_mbarrier(const Fiber& fiber, char* text, size_t size);
+void describe_mbarrier(const Fiber& fiber, Waiter& waiter);
 
 // --- named barriers and registers (warpgroup.cpp)
 

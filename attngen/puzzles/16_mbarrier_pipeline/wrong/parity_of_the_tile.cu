@@ -1,4 +1,4 @@
-// wrong: deadlock: phase of parity 1
+// wrong: deadlock: phase of parity 1 of the mbarrier at byte 8 of full, which is in phase 1
     const int t = threadIdx.x;
     if (t == 0) {
         for (int s = 0; s < STAGES; ++s) {
