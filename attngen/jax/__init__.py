@@ -4,8 +4,8 @@
     o = attngen.jax.attention(q, k, v, "gpt2")
     jax.jit(jax.grad(lambda q: attngen.jax.attention(q, k, v, spec).sum()))(q)
 
-Works under `jax.jit`, `jax.grad`, `jax.vmap` and `jax.lax.map`. On a GPU, kernels run on XLA's
-stream; on the CPU, by the emulated device.
+Works under `jax.jit`, `jax.grad`, `jax.vmap`, `jax.checkpoint`, `jax.shard_map` and the loops of `jax.lax`. On a GPU, kernels
+run on XLA's stream; on the CPU, by the emulated device.
 """
 
 from attngen.optional import required

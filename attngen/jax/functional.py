@@ -19,6 +19,7 @@ from attngen.device.protocol import DeviceError
 from attngen.device.select import warn_emulated
 from attngen.emit.program import Program, evaluate
 from attngen.jax.call import ROWS, Call, compiled_of, device_of, run
+from attngen.jax.manual_axes import manual_axes, varying, varying_alike
 from attngen.jax.xla import handler
 from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.attention import AttentionSpec
@@ -76,7 +77,7 @@ def attention(
     arch = compiled_of(text, device_of(location), kernel).plan.arch.name
     call = Call(text, arch, kernel, bool(deterministic), tuple(params.items()), layout, tuple(given))
     _register()
-    results = _attend(call, *given.values())
+    results = _attend(call, *varying_alike(given.values()))
     return tuple(results) if spec.lse else results[0]
 
 
@@ -98,8 +99,8 @@ def _array(name: str, array: object) -> jax.Array:
     """An argument as an array of JAX. Raises ArgumentTypeError."""
     try:
         found = jnp.asarray(array)
-    except TypeError as error:
-        raise ArgumentTypeError(f"`{name}` is a {type(array).__name__}; expected an array of JAX ({error})") from None
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"`{name}` is of type {type(array).__name__}; expected an array of JAX ({error})") from None
     if found.dtype.name not in BY_NAME:
         raise ArgumentTypeError(f"`{name}` has elements of {found.dtype.name}; expected one of {', '.join(BY_NAME)}")
     return found
@@ -126,10 +127,11 @@ def _register() -> tuple[object, ...]:
 
 def _custom_call(call: Call, arrays: Sequence[jax.Array], results: Mapping[str, jax.ShapeDtypeStruct]) -> Sequence[jax.Array]:
     named = replace(call, outputs=tuple(results))
+    arrays = varying_alike(arrays)
     made: Sequence[jax.Array] = jax.ffi.ffi_call(TARGET, tuple(results.values()), vmap_method="sequential")(
         *arrays, **{ATTRIBUTE: named.text()}
     )
-    return made
+    return [varying(array, manual_axes(arrays)) for array in made]
 
 
 def _forward(call: Call, arrays: Sequence[jax.Array]) -> dict[str, jax.Array]:

@@ -49,7 +49,12 @@ def check(found: Any, right: Any, atol: float = 5e-6) -> None:
         np.testing.assert_allclose(np.float32(ours), np.float32(theirs), atol=atol, rtol=0)
 
 
-CASES = [("float32", "bshd", "naive", 5e-6), ("float32", "bhsd", "fused", 5e-6), ("bfloat16", "bshd", "fused", 0.05)]
+CASES = [
+    ("float32", "bshd", "naive", 5e-6),
+    ("float32", "bhsd", "fused", 5e-6),
+    ("bfloat16", "bshd", "fused", 0.05),
+    ("float16", "bhsd", "fused", 0.01),
+]
 
 
 @pytest.mark.parametrize(
@@ -57,12 +62,13 @@ CASES = [("float32", "bshd", "naive", 5e-6), ("float32", "bhsd", "fused", 5e-6),
 )
 def test_forward_and_gradients_are_those_of_jax(dtype: str, layout: str, kernel: str, atol: float) -> None:
     """Of heads that share keys, under jit."""
-    spec = attngen.define(dtype={"float32": "fp32", "bfloat16": "bf16"}[dtype], head_dim=16, mask="causal")
+    spec = attngen.define(dtype={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype], head_dim=16, mask="causal")
     given = arrays(16, (4, 2), 21, dtype, layout)
 
     def theirs(*given: Any) -> Any:
-        inside = given if layout == "bshd" else [x.swapaxes(1, 2) for x in given]
-        out = jax.nn.dot_product_attention(*inside, is_causal=True)
+        wide = [x.astype("float32") if dtype == "float16" else x for x in given]  # XLA has no products of fp16 on the CPU
+        inside = wide if layout == "bshd" else [x.swapaxes(1, 2) for x in wide]
+        out = jax.nn.dot_product_attention(*inside, is_causal=True).astype(dtype)
         return out if layout == "bshd" else out.swapaxes(1, 2)
 
     ours = partial(attention, spec=spec, layout=layout, kernel=kernel, deterministic=True)
@@ -104,6 +110,15 @@ def test_mistakes_are_said_when_jax_traces() -> None:
     bias = jnp.zeros((2, 9, 9))
     for message, call in {
         "`k` is .*: dimension 3 is 8, expected head_dim = 16": lambda q: attention(q, k[..., :8], v, CAUSAL),
+        r"`q` has 3 dimensions, \[2, 9, 16\]; expected 4": lambda q: attention(q[0], k, v, CAUSAL),
+        "`k` is .*: dimension 0 is 1, expected batch = 2": lambda q: attention(q, k[:1], v, CAUSAL),
+        "`v` is .*: dimension 2 is 9, expected kv_len = 5": lambda q: attention(q, k[:, :, :5], v, CAUSAL),
+        "3 query heads of `q` cannot share 2": lambda q: attention(jnp.concatenate([q, q[:, :1]], 1), k, v, CAUSAL),
+        "`bias` is .*: dimension 2 is 8, expected kv_len = 9": lambda q: attention(*wide, BIASED, bias=bias[..., :8]),
+        "`bias` has elements of fp16; expected fp32": lambda q: attention(*wide, BIASED, bias=bias.astype("float16")),
+        "`k` is of type str; expected an array": lambda q: attention(q, "k", v, CAUSAL),
+        "`v` is of type NoneType; expected an array": lambda q: attention(q, k, None, CAUSAL),
+        "`spec` is None": lambda q: attention(q, k, v, None),
         "`q` has elements of bf16; expected fp32": lambda q: attention(q.astype(jnp.bfloat16), k, v, CAUSAL),
         "`q` has elements of int8": lambda q: attention(q.astype(jnp.int8), k, v, CAUSAL),
         "no input or param `bias`": lambda q: attention(q, k, v, CAUSAL, bias=bias),
@@ -114,8 +129,10 @@ def test_mistakes_are_said_when_jax_traces() -> None:
         "has no dropout": lambda q: attention(q, k, v, attngen.define(dropout=0.5)),
         "name one of them": lambda q: attention(q, k, v, "gemma2"),
     }.items():
-        with pytest.raises(attngen.ArgumentError, match=message):
+        with pytest.raises(attngen.ArgumentError, match=message) as raised:
             jax.jit(call)(q)
+        of_a_type = "has elements of" in message or "is of type" in message
+        assert isinstance(raised.value, attngen.ArgumentTypeError) or not of_a_type
 
 
 def test_what_a_kernel_finds_is_xlas_error(monkeypatch: pytest.MonkeyPatch) -> None:
