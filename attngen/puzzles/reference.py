@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,18 +28,21 @@ def weights(q: Array, k: Array, keep: Array | None = None) -> tuple[Array, Array
     return np.exp(s - lse[:, None]), lse
 
 
-def far_scores(q: Array, k: Array, level: int) -> tuple[Array, Array]:
-    """q and k with another first column, so that all scores are near `level` and differ as before; level 0 changes nothing.
-    At FAR and -FAR a kernel that takes exp(score) without the maximum, or begins the maximum at 0, writes NaN."""
+def far_scores(q: Array, k: Array, level: int, only: Sequence[int] = ()) -> tuple[Array, Array]:
+    """q and k with another first column, so that the scores of the keys `only`, or of all keys, are near `level` and differ as
+    before; level 0 changes nothing. At FAR and -FAR a kernel that takes exp(score) without the maximum, or begins the maximum
+    at 0, writes NaN. With `only` one whose maximum is that of other keys does."""
     if level:
         q, k = q.copy(), k.copy()
-        q[:, 0], k[:, 0] = _FAR_Q, round(level * q.shape[1] ** 0.5 / _FAR_Q)
+        q[:, 0], k[:, 0] = _FAR_Q, 0
+        k[[*only] or slice(None), 0] = round(level * q.shape[1] ** 0.5 / _FAR_Q)
     return q, k
 
 
-def near(level: int) -> str:
+def near(level: int, only: Sequence[int] = ()) -> str:
     """`far_scores` in the words of a case."""
-    return f", scores near {level}" if level else ""
+    of = f" of key {' and '.join(map(str, only))}" if only else ""
+    return f", scores{of} near {level}" if level else ""
 
 
 def tolerance_of(level: int, plain: float) -> float:

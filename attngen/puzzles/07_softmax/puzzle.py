@@ -11,7 +11,7 @@ def cases(rng: Random) -> list[Case]:
         case(small, "2 rows of 512"),
         case(large, "3 rows of 200, with scores up to 300"),
         case(small[:, :3], "2 rows of 3"),
-        case(small[:, :200] - 200, "2 rows of 200, with scores near -200"),
+        case(small[:, :200] - 30000, "2 rows of 200, with scores near -30000"),
     ]
 
 

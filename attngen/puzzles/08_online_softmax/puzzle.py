@@ -10,7 +10,7 @@ def cases(rng: Random) -> list[Case]:
         case(rng.normal(size=(3, 320)), "3 rows of 320"),
         case(rising, "1500 rising scores"),
         case(few, "2 rows of 5"),
-        case(rng.normal(size=(2, 100)) - 200, "2 rows of 100, with scores near -200"),
+        case(rng.normal(size=(2, 100)) - 30000, "2 rows of 100, with scores near -30000"),
     ]
 
 

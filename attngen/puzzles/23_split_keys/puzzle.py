@@ -7,12 +7,13 @@ D, WARPS = 32, 4
 
 def cases(rng: Random) -> list[Case]:
     plain = [case(rng, 256, 64, 3), case(rng, 100, 32, 60), case(rng, 1, 32, 1)]
-    return [*plain, case(rng, 100, 32, 3, FAR), case(rng, 100, 32, 3, -FAR)]
+    far = [case(rng, 100, 32, 3, FAR), case(rng, 100, 32, 3, -FAR), case(rng, 100, 32, 3, FAR, (31, 32))]
+    return [*plain, *far]
 
 
-def case(rng: Random, keys: int, split: int, size: int, level: int = 0) -> Case:
+def case(rng: Random, keys: int, split: int, size: int, level: int = 0, only: tuple[int, ...] = ()) -> Case:
     q, k, v = size * normal_numbers(rng, 1, D), normal_numbers(rng, keys, D), normal_numbers(rng, keys, D)
-    q, k = far_scores(q, k, level)
+    q, k = far_scores(q, k, level, only)
     begins = range(0, keys, split)
     parts = [weights(q, k[b : b + split]) for b in begins]
     o_part = np.concatenate([p @ v[b : b + split] for b, (p, _) in zip(begins, parts, strict=True)])
@@ -20,7 +21,7 @@ def case(rng: Random, keys: int, split: int, size: int, level: int = 0) -> Case:
     given = {"q": q[0], "k": k, "v": v, "keys": keys, "split": split}
     expected = {"o_part": o_part, "lse": lse}
     return Case(
-        f"{keys} keys in parts of {split}{near(level)}",
+        f"{keys} keys in parts of {split}{near(level, only)}",
         given,
         expected,
         (len(parts),),
