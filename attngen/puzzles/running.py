@@ -97,7 +97,7 @@ def _three(sizes: tuple[int, ...]) -> tuple[int, int, int]:
 
 def compile_program(program: Program, seed: int = 0, watch: Watch = NOBODY) -> EmulatedKernel:
     """Raises CompilationError, DeviceError."""
-    return EmulatedDevice(arch=program.arch, seed=seed, watch=watch).compile(program)
+    return EmulatedDevice(arch=program.arch, seed=seed, watch=watch, garbage=True).compile(program)
 
 
 def run_case(kernel: EmulatedKernel, case: Case) -> Ran:

@@ -50,6 +50,18 @@ def test_a_cxx_that_cannot_be_run_is_an_error_that_names_it(cxx: str, said: str,
     assert said in found.detail
 
 
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [
+        ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", True),
+        ("g++ (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0", False),
+        ("Debian clang version 14.0.6", True),
+    ],
+)
+def test_locals_begin_with_garbage_if_the_compiler_can_fill_them(version: str, known: bool) -> None:
+    assert bool(HostCompiler(("c++",), version).garbage) == known
+
+
 QUIET = "reports success, but makes no file of alibi_naive; set CXX to a C++ compiler"
 
 

@@ -42,14 +42,14 @@ CACHE = DiskCache("emulated")
 LOG = logging.getLogger("attngen")  # printed by the command line on a terminal
 
 
-def build_library(text: str, name: str, checked: bool, debug: bool = False) -> Path:
-    """The library of a translated kernel: taken from the cache, or compiled. `debug`: see EmulatedDevice.
+def build_library(text: str, name: str, checked: bool, debug: bool = False, garbage: bool = False) -> Path:
+    """The library of a translated kernel: taken from the cache, or compiled. `debug`, `garbage`: see EmulatedDevice.
 
     Raises CompilationError, DeviceError.
     """
     compiler = find_compiler()
     watched = (*CHECKED, *compiler.family.checked, f"-D{COUNTED}")
-    flags = (*KERNEL, *(watched if checked else FAST), *(DEBUG if debug else ()))
+    flags = (*KERNEL, *(watched if checked else FAST), *(DEBUG if debug else ()), *(compiler.garbage if garbage else ()))
     debugged = RUNTIME_DEBUG if debug else ()
     key = digest(text, *flags, *debugged, runtime_digest(), compiler.identity)
     with temporary_files():

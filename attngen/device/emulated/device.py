@@ -110,6 +110,7 @@ class EmulatedDevice:
     arch: str = "sm_80"  # the architecture of plans
     watch: Watch | None = None  # a checked device also traces every access, and the steps of the threads that it names
     debug: bool = False  # compile for a debugger
+    garbage: bool = False  # local variables without a value hold garbage, not what is left in memory, which often is 0
     multiprocessors: int = MULTIPROCESSORS  # persistent kernels have a block for each; keys are split over as many
 
     def __post_init__(self) -> None:
@@ -122,7 +123,7 @@ class EmulatedDevice:
     def compile(self, source: Program) -> EmulatedKernel:
         """The kernel of `source`, from the cache or the host compiler. Raises CompilationError, DeviceError."""
         translated = translate(source)
-        library = build_library(translated.text, source.name, self.checked, self.debug)
+        library = build_library(translated.text, source.name, self.checked, self.debug, self.garbage)
         return EmulatedKernel(source, library, translated, self)
 
 

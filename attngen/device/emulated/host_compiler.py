@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -49,6 +50,9 @@ CLANG = Family("clang", (), LLVM_CALLS)
 ZIG = Family("zig", ("-mcpu=baseline", "-fno-sanitize=undefined", "-Wl,--compress-debug-sections=zlib"), LLVM_CALLS, False)
 
 
+_MAJOR = re.compile(r"\b(\d+)\.\d+")
+
+
 @dataclass(frozen=True)
 class HostCompiler:
     """A C++ compiler. `command` may begin with a launcher such as ccache, and end with options."""
@@ -61,6 +65,13 @@ class HostCompiler:
         if any(Path(part).name in ("zig", "ziglang") for part in self.command):
             return ZIG
         return CLANG if "clang" in self.version else GCC
+
+    @property
+    def garbage(self) -> tuple[str, ...]:
+        """The option that fills local variables without a value with NaN (LLVM) or -1.7e38 (GCC, from version 12 on)."""
+        version = _MAJOR.search(self.version)
+        known = self.family is not GCC or (version is not None and int(version[1]) >= 12)
+        return ("-ftrivial-auto-var-init=pattern",) if known else ()
 
     @cached_property
     def identity(self) -> str:
