@@ -24,7 +24,8 @@ HELP = {
     "uninitialized shared read": "write the element before it is read; a barrier must be between if another thread reads it",
     "uninitialized global read": "the output has no contents before the kernel writes it: begin with a local variable",
     "race": "put a barrier between the two accesses: __syncthreads() for threads of a block, __syncwarp() for those of a warp",
-    "two writers": "each element must have one writer and no other reader: does the index leave threadIdx or blockIdx out?",
+    "two writers": "each element must have one writer and no other reader: does the index leave threadIdx or blockIdx out, or "
+    "does a thread past the end of a row write into the next one?",
     "copy in flight": "wait for the copy, then put a barrier before other threads read or replace what it brings",
     "misaligned access": "an access of N bytes needs an address that is a multiple of N: float4 needs 16",
     "divergent barrier": "every thread must reach __syncthreads(): move it out of the condition; let no thread return before",
@@ -54,6 +55,17 @@ CLOSER = (
         "close the group by wgmma_commit(), and wait by wgmma_wait<0>() before the sums are used",
     ),
     (
+        "race",
+        "after its initialization",
+        "all threads of the block call __syncthreads() between mbarrier_init, with its fence, and the first use",
+    ),
+    (
+        "copy in flight",
+        "a wgmma reads",
+        "products read their tiles until they have been waited for: wgmma_commit(), wgmma_wait<0>(), and only then arrive at "
+        "the mbarrier that lets the tile be replaced. If you do: does this copy write the tile that was released?",
+    ),
+    (
         "copy in flight",
         "TMA load",
         "wait for the mbarrier of this copy, by the parity of its phase. If you do: was the buffer filled again too early? A "
@@ -69,18 +81,41 @@ CLOSER = (
         "asynchronous copy",
         "both addresses must be multiples of 16: an array alignas(16), whose rows are multiples of 16 bytes",
     ),
+    (
+        "barrier misuse",
+        "more threads arrive",
+        "in a phase as many threads arrive as mbarrier_init states: do more threads run this line, or does one come "
+        "again before the phase has ended, because it does not wait for the empty buffer?",
+    ),
     ("barrier misuse", "initialized a second time", "one thread initializes each mbarrier, once: `if (threadIdx.x == 0)`"),
     (
         "missing proxy fence",
         "its initialization",
         "the thread that has called mbarrier_init calls mbarrier_init_fence() behind it; then __syncthreads()",
     ),
+    (
+        "uninitialized shared read",
+        "of shared memory)",
+        "this address is in no array declared __shared__: compare the index with the sizes of the array. The operands of wgmma "
+        "count in units of 16 bytes",
+    ),
+    (
+        "deadlock",
+        "block barrier",
+        "__syncthreads() waits for all threads of the block: call it where none of them waits for something else",
+    ),
     ("deadlock", "unannounced", "announce them by mbarrier_expect_bytes, in the thread that issues the copy, before the copy"),
+)
+REPLACED = (
+    "this copy replaces what other threads still read: each arrives at an mbarrier after its last read, and the copy waits for "
+    "the phase that expects all of them"
 )
 LATER_ROUND = (
     "a barrier stands between these lines: one of the two accesses is of a later round of the loop, by a faster thread; put a "
     "barrier at the end of the round, too"
 )
+_EARLIER = re.compile(r"an earlier (?=(?:read|write) of shared)")
+_WAITS = re.compile(r"(?P<thread>thread \d+) waits for (?P<what>.*) at line (?P<line>\d+) \((?P<statement>.*?);?\)")
 _TOO_MANY_BYTES = re.compile(r"(?P<before>lacks \d+ of \d+ arrivals) and -(?P<bytes>\d+) bytes")
 
 
@@ -94,4 +129,16 @@ def advice(kind: str, message: str) -> str:
 
 def in_words(message: str) -> str:
     """A finding's message, without numbers that need the runtime's source to be understood."""
-    return _TOO_MANY_BYTES.sub(r"\g<before> (\g<bytes> bytes have come unannounced)", message)
+    message = _TOO_MANY_BYTES.sub(r"\g<before> (\g<bytes> bytes have come unannounced)", message)
+    # The order in which the emulated device runs threads is not that of the student's lines.
+    return _EARLIER.sub("a ", message.replace(" arrivals and 0 bytes", " arrivals"))
+
+
+def waiting(message: str) -> list[str]:
+    """The threads of a deadlock, one in each line: where each waits, and for what. The statement of the first is shown."""
+    lines = []
+    for one in re.split(r"; (?=thread \d+ )", message):
+        found = _WAITS.fullmatch(one)
+        statement = f": {found['statement']}" if found and lines else ""
+        lines.append(f"{found['thread']} waits at line {found['line']} for {found['what']}{statement}" if found else one)
+    return lines

@@ -75,12 +75,15 @@ def _missing(verdict: Verdict, text: str) -> list[str]:
             continue
         bound = "at least" if c.target.at_least else "at most"
         lines.append(f"for {wanted}: {c.target.words}, {bound} {c.target.limit(wanted)}; counted {c.number}")
-        lines += [] if c.target.at_least else [_part(part, source[part.line - 1]) for part in c.lines[:LINES]]
+        lines += [] if c.target.at_least else [_part(part, c.lines, source[part.line - 1]) for part in c.lines[:LINES]]
     return lines
 
 
-def _part(part: Part, text: str) -> str:
-    of = f" of {part.array} ({part.needed} for gold)" if part.needed is not None else ""
+def _part(part: Part, parts: Sequence[Part], text: str) -> str:
+    """One statement; `needed` is of all statements that access its array, so that their sum stands beside it."""
+    total = sum(other.number for other in parts if other.array == part.array)
+    of_all = f"{total} in all, " if total > part.number else ""
+    of = f" of {part.array} ({of_all}{part.needed} for gold)" if part.needed is not None else ""
     return f"  line {part.line}: {part.number}{of}   {text.strip()}"
 
 

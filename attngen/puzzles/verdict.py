@@ -14,7 +14,7 @@ from attngen.device.emulated.host_compiler import find_compiler
 from attngen.device.emulated.translate import primitive_lines
 from attngen.device.protocol import CompilationError, DeviceError
 from attngen.emit.program import Program
-from attngen.puzzles.advice import HELP, LATER_ROUND, advice, in_words
+from attngen.puzzles.advice import HELP, LATER_ROUND, REPLACED, advice, in_words, waiting
 from attngen.puzzles.counts import MEDALS, Counted, Medal, count, medal_of
 from attngen.puzzles.folder import BLANK, Folder
 from attngen.puzzles.limit import TimeLimitError, limited
@@ -42,6 +42,7 @@ _UNCLOSED = re.compile(r"At end of source: error(?: #[\w-]+)?: (?P<what>.*)(?:\n
 _PTXAS = re.compile(r"ptxas error *: (?P<what>.*)$", re.M)
 _HOST = re.compile(r"\.cu:(?P<line>\d+):\d+: (?:fatal )?error: (?P<what>.*)$", re.M)
 _FUNCTION = re.compile(r"^(?!\s)(?:template .*)?__device__\b.*?\b(\w+)\(")
+_BY_TMA = re.compile(r"\b(?:bulk|tma)_load\(")
 _LINE = re.compile(r"\b(?:of|at) line (\d+)")
 
 
@@ -318,7 +319,6 @@ def _device_problem(program: Program, case: Case, error: EmulationError) -> Prob
     notes = []
     if error.other is not None:
         notes.append(f"the other is thread {error.other.thread}{_where(program, error.other)}")
-    notes.append(f"with {case.what}")
     kind = error.kind
     if kind == "race" and error.where is not None and error.where.buffer in case.expected:
         kind = "two writers"
@@ -326,9 +326,16 @@ def _device_problem(program: Program, case: Case, error: EmulationError) -> Prob
         kind = "lanes missing"
     what = in_words(error.what).replace(" of anchor)", " of shared memory)")
     line = _own_line(program, error.at)
-    later = kind == "race" and error.other is not None and _is_of_a_later_round(program, line, _own_line(program, error.other))
-    found = _problem(error.kind, f"{error.kind}: {what}", line, label, notes)
-    return replace(found, help=LATER_ROUND if later else advice(kind, what))
+    message, *others = waiting(what) if error.kind == "deadlock" else [what]
+    found = _problem(error.kind, f"{error.kind}: {message}", line, label, [*notes, *others, f"with {case.what}"])
+    return replace(found, help=_race_help(program, error, line) if kind == "race" else advice(kind, what))
+
+
+def _race_help(program: Program, error: EmulationError, line: int) -> str:
+    if _BY_TMA.search(program.text.splitlines()[line - 1]):
+        return REPLACED
+    later = error.other is not None and _is_of_a_later_round(program, line, _own_line(program, error.other))
+    return LATER_ROUND if later else advice(error.kind, error.what)
 
 
 def _value_problem(folder: Folder, program: Program, case: Case, ran: Ran) -> Problem | None:

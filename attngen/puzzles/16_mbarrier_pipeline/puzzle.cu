@@ -1,4 +1,4 @@
-// A pipeline with mbarriers: one thread copies tiles ahead, all others wait for exactly the tile that they need.
+// A pipeline with mbarriers: thread 0 copies tiles ahead, and all threads, thread 0 too, wait for exactly the tile that they add.
 //
 //     y[i] = x[0][i] + x[1][i] + ... + x[tiles - 1][i]        for i = 0, ..., 511
 //
