@@ -59,7 +59,8 @@ STEPS = (
         "two products, is the first operand of the third. ldmatrix reads the tile, transposed for the sums.",
         (DELTA, *_two(64, 128)), TILES,
         ("mma", "3 * 2 * 128 * 128 * 64 / 4096",
-         "Three products of 128 x 128 x 64, Q K^T, dO V^T and dS K; an mma has 4096 operations."),
+         "Three products of 128 x 128 x 64, Q K^T, dO V^T and dS K; an mma has 4096 operations. A block of dQ has "
+         "64 rows instead of 128, so that two of them read K and V."),
         TENSOR,
     ),
     Step(

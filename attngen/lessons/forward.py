@@ -83,7 +83,7 @@ STEPS = (
         _rows(64, 128), _of_warps(4, ("KEYS", "D <= 64 ? 64 : 32"), ("ROWS", 16), ("PAD", 8)),
         ("mma", "2 * 2 * 256 * 256 * 64 / 4096",
          "Two products of 256 x 256 x 64, and an mma has 4096 operations. Shared memory is read by ldmatrix, "
-         "once for 16 rows."),
+         "once for 16 rows. Blocks have 64 rows, so that four of them read K and V, where eight did."),
         TENSOR,
     ),
     Step(
