@@ -42,11 +42,11 @@ class Use:
 def barriers_picture(title: str, uses: Sequence[Use]) -> Picture:
     """A band for each barrier, whose colour changes with each phase; arrivals above it, waits below."""
     says = (
-        "From a traced run of one block on the emulated device; a column is a step, in the order of the run, which other "
-        "runs may have otherwise. A band is an mbarrier, and its colour changes when a phase ends: when all arrivals and "
-        "all announced bytes are there. ▼ arrives (with +n, it announces n bytes of copies). △ waits for the end of a "
-        "phase, given by its parity, 0 or 1; ○ waits for one that has ended already, and goes on at once. Each is labelled "
-        "by the role that does it."
+        "From a traced run of one block on the emulated device: the first uses of the mbarriers that are used first. A column "
+        "is a step, in the order of the run; another run may have another order. A band is an mbarrier, and its colour "
+        "changes when a phase ends: when all arrivals and all announced bytes are there. ▼ arrives (with +n, it announces n "
+        "bytes of copies). △ waits for the end of a phase, given by its parity, 0 or 1; ○ waits for one that has ended "
+        "already, and goes on at once. Each is labelled by the role that does it."
     )
     drawn = Picture(title, says)
     roles = list(dict.fromkeys(use.who for use in uses))

@@ -146,9 +146,9 @@ def _bytes(call: Call, processors: int) -> Picture:
     )
     values = {"Q, K, V and O, once": {"global memory": float(least)}, **values}
     says = (
-        f"One head, {rows} rows, {min(call.kv_len, TRACED)} keys: bytes that instructions request, before any cache, counted "
-        f"on the emulated device for {arch.name}. The axis is logarithmic: a step is a factor of ten. Less global memory is "
-        "reuse in shared memory and registers; less shared memory is reuse in registers and tensor cores."
+        f"One head, {rows} rows, {min(call.kv_len, TRACED)} keys: bytes that instructions read and write, before any cache, "
+        f"counted on the emulated device for {arch.name}. The axis is logarithmic: a step is a factor of ten. Less global "
+        "memory is reuse in shared memory and registers; less shared memory is reuse in registers and tensor cores."
     )
     return bars_picture(
         f"{call.spec.name} on {arch.name}: bytes by level of memory", says, Bars(values, "bytes", logarithmic=True)
