@@ -15,6 +15,7 @@ from attngen.source import SourceFile
 from attngen.spec.operators import FUNCTIONS as ROWS
 
 PRELUDE_FILE = Path(__file__).parent / "prelude.attn"
+TRUTH_VALUES = COMPARISONS | {"and", "or", "not"}  # operators whose result is a mask
 
 
 class Prelude(Mapping[str, Definition]):
@@ -70,7 +71,7 @@ class Documented:
     def keyword(self) -> str | None:
         """The statement whose operand the definition is: "mask" or "score"; None if it is a part of others."""
         body = self.definition.body
-        is_mask = body.kind == "binary" and body.value in COMPARISONS
+        is_mask = body.kind in ("binary", "grouped", "unary") and body.value in TRUTH_VALUES
         return "score" if self.definition.is_score else "mask" if is_mask else None
 
     @property

@@ -11,8 +11,11 @@ import pytest
 from attngen.diagnostics import SpecWarning
 from attngen.language import load_text
 from attngen.language.catalogue import catalogue
-from attngen.language.prelude import prelude
+from attngen.language.prelude import Documented, prelude
+from attngen.language.resolve import Scope, definition_of
+from attngen.language.syntax import parse
 from attngen.plan.plan import DoesNotFit
+from attngen.source import SourceFile
 from attngen.spec import mistakes
 from attngen.spec.expr import Type
 from attngen.spec.mistakes.examples import EXAMPLES
@@ -83,6 +86,12 @@ def test_the_language_s_page_has_every_definition_and_what_it_gives() -> None:
         if section == "prelude":
             kind = next(word for word in ("mask", "score", "number") if word in entry.value)
             assert f"| `{entry.usage}` | {kind} |" in page
+
+
+@pytest.mark.parametrize("text", ["q >= k and k < 4", "not q > k", "(q == k or k < 4)", "q >= k"])
+def test_a_definition_of_truth_values_is_a_mask(text: str) -> None:
+    (node,) = parse(SourceFile("a prelude", f"def mine = {text}"))
+    assert Documented(definition_of(node, Scope(prelude=prelude), builtin=True), "", {}, "").gives == "a mask"
 
 
 IN_NO_LINE = {"E004", "E005", "E007", "E113", "E212", "E224", "E230"}  # mistakes of long texts
