@@ -98,6 +98,11 @@ class TileChoice(Protocol):
         """The tile that a model of its time finds fastest for these lengths."""
 
 
+def rotates_bytes(spec: AttentionSpec) -> bool:
+    """Whether it would rotate keys that are stored in 8 bits, which nothing does."""
+    return spec.rotary is not None and spec.k_dtype is not None
+
+
 def one_type(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
     """The limits of schedules whose Q, K, V and O have one type, without a scale of V."""
     others = [tensor for tensor, dtype in spec.dtypes.items() if dtype is not spec.dtype]
@@ -112,6 +117,11 @@ def any_types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
     yield from ()
 
 
+WHY_ROTATED = "keys of 8 bits are those of a cache, which were rotated when they were appended"
+ROTATE_BEFORE = (
+    "leave out `rotary` and give rotated queries; attngen.torch.Attention.decode takes the spec as it is, rotates queries "
+    "and new keys, and appends these in 8 bits"
+)
 WHY_CONVERTED = "each is converted once, and read by every block of rows, whose products do not wait for it"
 WHY_HEAD_SCALE = (
     "all pairs of a head share it: a positive one joins the exponent's factor; by any other, each score is multiplied"
@@ -187,8 +197,8 @@ class Schedule:
         if max(spec.head_dim, spec.head_dim_v) <= self.heads_above:
             yield "head_dim", f"it is for heads of more than {self.heads_above} elements"
         yield from self.types(spec)
-        if spec.rotary is not None and spec.k_dtype is not None:
-            yield "rotary", "keys of 8 bits are those of a cache, which were rotated when they were appended"
+        if rotates_bytes(spec):
+            yield "rotary", WHY_ROTATED
         elif spec.kernel.is_paged and spec.dtypes["k"] is not spec.dtypes["v"]:
             yield "dtype", "its keys and values in pages have one element type"
 

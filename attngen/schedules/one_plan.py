@@ -10,7 +10,7 @@ from attngen.keywords import ScheduleName
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
-from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.plan import ROTATE_BEFORE, Decision, Plan, Schedule, refusal
 from attngen.plan.tile import Tile
 from attngen.schedules.hopper import HOPPER
 from attngen.schedules.registry import FUSED, UNFUSED, automatic, keywords_of, schedule_of, schedules_of
@@ -49,10 +49,7 @@ def plan_of(facts: SpecFacts, arch: Arch) -> Plan:
 NO_OTHER = {  # what to do about a statement that suits no schedule
     "head_dim": "no schedule has such heads: use a smaller head size",
     "dtype": "no schedule has them: state one type for K and V",
-    "rotary": (
-        "leave out `rotary` and give rotated queries; attngen.torch.Attention.decode takes the spec as it is, rotates queries "
-        "and new keys, and appends these in 8 bits"
-    ),
+    "rotary": ROTATE_BEFORE,
 }
 NO_GRADIENTS = NO_OTHER | {  # and its gradients
     "dtype": "no schedule has gradients of tensors of several element types: state one for all",

@@ -21,6 +21,7 @@ from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, L
 from attngen.device.sizes import measure
 from attngen.emit.abi import input_tensors
 from attngen.emit.program import Program
+from attngen.plan.plan import ROTATE_BEFORE, WHY_ROTATED, refusal, rotates_bytes
 from attngen.spec.attention import INDICES, SIZES, AttentionSpec
 from attngen.spec.dropout import RNG_STATE, STEPS, bytes_of_pairs
 from attngen.spec.dtypes import DTYPES
@@ -237,6 +238,8 @@ def check_by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: *Lists) -
     storage = spec.kernel.storage
     if storage != "dense":
         raise ArgumentError(f"torch's own operations compute dense storage alone, and this attention has storage {storage}")
+    if rotates_bytes(spec):
+        raise refusal("rotary", f"`rotary` of attention `{spec.name}` does not suit mode math", WHY_ROTATED, ROTATE_BEFORE)
     numbers = {Type.INT: iter(ints), Type.FLOAT: iter(floats)}
     captured = dict(zip((i.name for i in spec.inputs), inputs, strict=True))
     params = {p.name: next(numbers[p.type]) for p in spec.params}
