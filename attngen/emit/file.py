@@ -121,7 +121,7 @@ class File(KernelMaker):
             "head_dim_v": spec.head_dim_v,
             "odd_v": spec.head_dim_v % 16 != 0,
             "T": spec.dtype.cuda,
-            "types": {name: DTYPES[self.read(name).dtype].cuda for name in self.tensors},
+            "types": self.types(),
             "from_float": f"to_{spec.dtypes['o'].name}",
             "element_bytes": spec.dtype.bytes,
             "slab_columns": ROW_BYTES // spec.dtype.bytes,
@@ -166,6 +166,10 @@ class File(KernelMaker):
             "inline_classify": plan.schedule.on_tensor_cores and variant.classify is not None and variant.classify.inlined,
             "packs_heads": plan.schedule.packs_heads,
         }
+
+    def types(self) -> dict[str, str]:
+        """The type of the elements of each tensor, in CUDA."""
+        return {name: DTYPES[self.read(name).dtype].cuda for name in self.tensors}
 
     def _preparing(self) -> list[str]:
         """The kernels that prepare rows, `parts/NAME.cu.j2`."""

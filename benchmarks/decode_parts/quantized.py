@@ -32,6 +32,7 @@ SCALED: dict[str, Any] = {
     "inputs": {"k_scales": ("fp32", ("heads_kv",)), "v_scales": ("fp32", ("heads_kv",))},
 }  # fmt: skip
 OF_KEYS = {"keys": ("fp32", ("batch", "heads_kv", "kv_len"))}
+BY_KEYS = {"v_scale": "keys[b, h // 4, k]", "inputs": {"k_scales": SCALED["inputs"]["k_scales"], **OF_KEYS}}
 OF_SCALES = {*SCALED["inputs"], *OF_KEYS}
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no scales": ({"k_scale": None, "v_scale": None, "inputs": {}}, {}),
@@ -41,10 +42,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ALiBi": ({"score": "alibi(slopes)", "inputs": {**SCALED["inputs"], "slopes": ("fp32", ("heads",))}}, {}),
     "slopes by formula": ({"score": "s + pow(2.0, -0.25 * (h + 1)) * (k - q)"}, {}),
     "sink": ({"sink": "1.5"}, {}),
-    "scales of keys": ({"v_scale": "keys[b, h // 4, k]", "inputs": {"k_scales": SCALED["inputs"]["k_scales"], **OF_KEYS}}, {}),
+    "scales of keys": (BY_KEYS, {}),
     "4 rows": ({"mask": "causal_bottom_right"}, {"rows": 4}),
     "D64": ({}, {"head_dim": 64}),
     "D256": ({}, {"head_dim": 256}),
+    "D512": ({}, {"head_dim": 512}),
+    "D512, scales of keys": (BY_KEYS, {"head_dim": 512}),
 }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ OF_DECODE = [
     (types, scales, size)
     for types in ("e4m3", "e5m2")
     for scales in ("none", "of tensors", "of heads")
-    for size in (48, 128, 256)
+    for size in (48, 128, 256, 272, 512)
 ]
 
 
@@ -93,7 +93,7 @@ def test_sequences_whose_unused_rows_are_nan(schedule: str, storage: str) -> Non
 
 @pytest.mark.parametrize(("types", "scales", "size"), tiers.cases(OF_DECODE, quick=[("e4m3", "of heads", 48)]))
 def test_decode(types: str, scales: str, size: int) -> None:
-    """Of several splits and warps; fragments of Q in registers, or read for each tile."""
+    """Of several splits and warps; fragments of Q in registers, or read for each tile; warps that share wider heads."""
     spec = quantized(types, scales, head_dim=size, head_dim_v=size)
     for q_len, kv_len in ((1, 700), (7, 133), (3, 5)):
         found = run(spec, "decode", Shape(2, 4, 2, q_len, kv_len), arch="sm_90a")
@@ -122,13 +122,14 @@ def test_weights_of_8_bits_are_wrong_in_kernels_that_multiply_numbers_of_fp32(sc
 
 
 STORAGES = ("padded", "packed", "paged", "packed_paged")
-QUICK = [("decode", "paged"), ("hopper", "packed_paged"), ("fused", "paged")]
-STORED = [(schedule, storage) for schedule in ("decode", "hopper", "fused", "wgmma") for storage in STORAGES]
+PLACES_OF_SIZES = [("decode", 64), ("decode", 288), ("hopper", 64), ("fused", 64), ("wgmma", 64)]
+QUICK = [("decode", 64, "paged"), ("hopper", 64, "packed_paged"), ("fused", 64, "paged")]
+STORED = [(*place, storage) for place in PLACES_OF_SIZES for storage in STORAGES]
 
 
-@pytest.mark.parametrize(("schedule", "storage"), tiers.cases(STORED, quick=QUICK))
-def test_tensor_cores_of_sequences_whose_unused_rows_are_nan(schedule: str, storage: str) -> None:
-    spec = quantized(scales="of heads", storage=storage, score=None, head_dim=64, head_dim_v=64)
+@pytest.mark.parametrize(("schedule", "size", "storage"), tiers.cases(STORED, quick=QUICK))
+def test_tensor_cores_of_sequences_whose_unused_rows_are_nan(schedule: str, size: int, storage: str) -> None:
+    spec = quantized(scales="of heads", storage=storage, score=None, head_dim=size, head_dim_v=size)
     one = Case("", schedule, "sm_90a", (), False, 1.0, storage=storage)  # type: ignore[arg-type]
     lengths = Call(Shape(3, 4, 2, 2, 90), (2, 0, 1), (90, 3, 0), {}, page_size=16)
     problem = sample(spec, lengths.shape)
@@ -199,9 +200,10 @@ def test_queries_that_are_multiplied_as_they_are() -> None:
         assert found.passed, (small, found)
 
 
-def test_queries_that_fp16_has_not() -> None:
+@pytest.mark.parametrize("size", tiers.cases([64, 288], quick=[64]))
+def test_queries_that_fp16_has_not(size: int) -> None:
     """Rows of any size, of zeros, with NaN and infinity beside others: a power of 2 for each row brings it to fp16."""
-    spec = attngen.define(dtype=KV8, head_dim=64, params={"small": ("float", 1.0)}, score="s * small")
+    spec = attngen.define(dtype=KV8, head_dim=size, params={"small": ("float", 1.0)}, score="s * small")
     problem = sample(spec, Shape(1, 1, 1, 12, 300))
     q = np.clip(from_storage(problem.q), -2.0, 2.0)
     q *= np.array([1e30, 1e-30, 1e38, 1e-38, 0.0, 1.0, 7e4, 2.0**-130, 1e4, 1.0, 1.0, 1.0])[:, None]
@@ -258,10 +260,12 @@ def test_numbers_are_rounded_as_torch_rounds_them() -> None:
 OF_8_BITS = ["tiled", "decode", "hopper", "fused", "wgmma"]
 
 
-@pytest.mark.parametrize("schedule", tiers.cases(OF_8_BITS, quick=["decode"]))
-def test_scales_of_any_size(schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "size"), tiers.cases([*((one, 32) for one in OF_8_BITS), ("decode", 288)], quick=[("decode", 32)])
+)
+def test_scales_of_any_size(schedule: str, size: int) -> None:
     """Of K: all keys weigh the same, or one has all weight. Of V: results are 0, or near the largest numbers of bf16."""
-    spec = quantized(scales="of heads", score=None, head_dim=32, head_dim_v=32)
+    spec = quantized(scales="of heads", score=None, head_dim=size, head_dim_v=size)
     kernel, problem = compiled(spec, schedule, "sm_90a"), sample(spec, Shape(2, 4, 2, 3, 150))
     for of_k, of_v in product(((0.0, 1e30), (-2.0, 1e-30), (3e38, -1e20)), ((0.0, 1e30), (1e-30, -1e36))):
         scales = {"ks": np.float32(of_k), "vs": np.float32([of_v, of_v[::-1]])}
@@ -339,9 +343,7 @@ def test_there_are_no_gradients(settings: dict[str, Any], statement: str) -> Non
         ({"dtype": KV8 | {"o": "fp32"}}, "Q and O of one of 16"),
         ({"dtype": ALL_OF_8_BITS}, "Q and O of one of 16"),
         ({"dtype": KV8, "head_dim": 72}, "multiples of 16 elements"),
-        ({"dtype": KV8, "head_dim": 512}, "at most 256 elements: warps that share wider ones read 16 bits"),
         ({"dtype": KV8, "normalize": "none"}, "scores may be larger"),
-        ({"dtype": "bf16", "head_dim": 320, "v_scale": "1.0 + k"}, "have one scale of V for all keys"),
     ],
 )
 def test_what_decode_lacks_is_refused(settings: dict[str, Any], says: str) -> None:
@@ -446,12 +448,18 @@ SCALES_OF_KEYS = [("e4m3", "softmax"), ("e5m2", "softmax"), ("fp16", "softmax"),
 
 
 @pytest.mark.parametrize(("types", "normalize"), tiers.cases(SCALES_OF_KEYS, quick=[("e4m3", "softmax")]))
-@pytest.mark.parametrize("sizes", tiers.cases(["small", "falling", "rising", "far apart"], quick=["far apart"]))
-def test_scales_of_keys_of_any_size_in_decode(types: str, normalize: str, sizes: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "sizes"),
+    tiers.cases(
+        [(size, sizes) for size in (48, 272) for sizes in ("small", "falling", "rising", "far apart")],
+        quick=[(48, "far apart"), (272, "rising")],
+    ),
+)
+def test_scales_of_keys_of_any_size_in_decode(types: str, normalize: str, size: int, sizes: str) -> None:
     """Products of weights and scales are far beyond the numbers of fp16, in both directions, in one row."""
     vs = ("fp32", ("batch", "heads", "kv_len"))
     more: dict[str, Any] = {"inputs": {"vs": vs}, "v_scale": "vs[b, h, k]", "normalize": normalize}
-    spec = quantized(dtype=TYPES.get(types, types), head_dim_v=48, **more)
+    spec = quantized(dtype=TYPES.get(types, types), head_dim=size, head_dim_v=size, **more)
     problem, keys = sample(spec, Shape(2, 4, 2, 3, 700)), np.arange(700)
     steps = {"small": 0 * keys - 40, "falling": 20 - keys / 17, "rising": keys / 17 - 20, "far apart": keys * 7919 % 81 - 40}
     exponents = steps[sizes]

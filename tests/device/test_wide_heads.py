@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,13 +34,25 @@ PACKED = attngen.define(
     dtype="fp16", head_dim=320, head_dim_v=264, mask="q - k < 20 and k - q < 30", sink="0.5", storage="packed"
 )
 DROPPING = attngen.define(dtype="bf16", head_dim=272, mask="causal", dropout=0.3)
+# Units of rows, which all warps of a block know; values that are read in the tiles of keys, from within a chunk of 32 bytes on
+SCALED = attngen.define(
+    dtype={"q": "bf16", "k": "fp8_e5m2", "v": "fp8_e5m2"}, head_dim=272, head_dim_v=304, mask="causal_bottom_right", sink="0.5",
+    lse=True, inputs={"ks": ("fp32", ("batch", "kv_heads")), "vs": ("bf16", ("batch", "kv_len"))},
+    k_scale="ks[b, h // (heads // kv_heads)]", v_scale="vs[b, k]",
+)  # fmt: skip
+NARROW = attngen.define(
+    dtype={"q": "fp16", "k": "fp8_e5m2", "v": "fp8_e5m2"}, head_dim=560, values=(48, 560), mask="k > q - 30", k_scale=0.5,
+    v_scale=2.0, normalize="sigmoid",
+)  # fmt: skip
 SPECS = {"wide": WIDE, "latent": LATENT, "odd": ODD, "split": SPLIT, "ids": DOCUMENTS}
 # batch, query heads, key/value heads, rows, keys: about the sizes of tiles, without keys, and of more than a block of rows
 SHAPES = (Shape(1, 2, 1, 5, 70), Shape(2, 4, 2, 1, 129), Shape(1, 1, 1, 33, 33), Shape(1, 2, 2, 3, 0), Shape(1, 1, 1, 66, 97))
 
 
 @pytest.mark.parametrize("arch", tiers.cases(["sm_80", "sm_90a"], quick=["sm_90a"]))
-@pytest.mark.parametrize("spec", tiers.cases(list(SPECS.values()), quick=[LATENT]), ids=list(SPECS))
+@pytest.mark.parametrize(
+    "spec", tiers.cases([*SPECS.values(), SCALED, NARROW], quick=[LATENT, SCALED]), ids=[*SPECS, "scaled", "narrow"]
+)
 def test_decode(spec: AttentionSpec, arch: str) -> None:
     for shape in SHAPES:
         found = run(spec, "decode", shape, arch=arch)
@@ -69,7 +82,7 @@ def test_rotated_keys_are_other_numbers_than_values() -> None:
     assert [b.name for b in choose(rotated, ARCHES["sm_80"], "decode").buffers if b.name in "KV"] == ["K", "V"]
 
 
-@pytest.mark.parametrize("spec", [WIDE, LATENT], ids=["wide", "latent"])
+@pytest.mark.parametrize("spec", tiers.cases([WIDE, LATENT, SCALED], quick=[WIDE, LATENT]), ids=["wide", "latent", "scaled"])
 def test_a_row_with_nan_is_nan(spec: AttentionSpec) -> None:
     for kv_len in (30, 300):
         problem = sample(spec, Shape(1, 1, 1, 7, kv_len))
@@ -86,11 +99,24 @@ def test_a_block_has_as_many_rows_as_share_keys(group: int, rows: int, block_q: 
     assert (plan.keyword, plan.block_q) == ("decode", block_q)
 
 
-def test_blocks_of_many_rows() -> None:
-    spec = attngen.define(dtype="bf16", head_dim=320, head_dim_v=512, heads=(64, 1), kernel="decode")
+MANY_ROWS: dict[str, dict[str, Any]] = {
+    "16 bits": {"dtype": "bf16"},
+    "8 bits": {"dtype": {"q": "bf16", "k": "fp8_e5m2", "v": "fp8_e5m2"}},
+    "scales": {
+        "dtype": {"q": "fp16", "k": "fp8_e5m2", "v": "fp8_e5m2"},
+        "inputs": {"vs": ("fp32", ("heads", "kv_len"))}, "v_scale": "vs[h, k]",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads"), tiers.cases([(kind, heads) for kind in MANY_ROWS for heads in (32, 64)], quick=[("16 bits", 64)])
+)
+def test_blocks_of_many_rows(kind: str, heads: int) -> None:
+    spec = attngen.define(head_dim=320, head_dim_v=512, heads=(heads, 1), kernel="decode", **MANY_ROWS[kind])
     for arch in ("sm_80", "sm_90a"):
-        assert choose(spec, ARCHES[arch]).block_q == 64
-        found = run(spec, "decode", Shape(1, 64, 1, 2, 70), arch=arch)
+        assert choose(spec, ARCHES[arch]).block_q == heads
+        found = run(spec, "decode", Shape(1, heads, 1, 2, 70), arch=arch)
         assert found.passed, found
 
 
@@ -105,12 +131,6 @@ def test_blocks_of_many_rows() -> None:
 def test_what_does_not_fit_is_refused_in_words(dtype: str, schedule: str, arch: str, words: str) -> None:
     with pytest.raises(PlanRefusal, match=words):
         choose(attngen.define(dtype=dtype, head_dim=512), ARCHES[arch], schedule)
-
-
-def test_keys_of_8_bits_are_refused() -> None:
-    types = {"q": "bf16", "k": "fp8_e4m3", "v": "fp8_e4m3", "o": "bf16"}
-    with pytest.raises(PlanRefusal, match="of 8 bits have at most 256"):
-        choose(attngen.define(dtype=types, head_dim=512), ARCHES["sm_90a"], "decode")
 
 
 @pytest.mark.parametrize(
@@ -135,13 +155,16 @@ def test_gradients_that_it_does_not_compute_are_those_of_tiled() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("schedule", "arch"), [("decode", "sm_80"), ("decode", "sm_90a"), ("fused", "sm_80")])
-def test_each_wait_is_needed(schedule: str, arch: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "schedule", "arch"),
+    [(LATENT, "decode", "sm_80"), (LATENT, "decode", "sm_90a"), (LATENT, "fused", "sm_80"), (SCALED, "decode", "sm_90a")],
+)
+def test_each_wait_is_needed(spec: AttentionSpec, schedule: str, arch: str) -> None:
     """Without any one of the barriers and waits, a race is found or a result is wrong."""
-    source = emitted(LATENT, schedule, arch)
+    source = emitted(spec, schedule, arch)
     places = list(SYNCHRONIZATION.finditer(source.text))
-    kernels = [compile_text(LATENT, schedule, removable(source, places), seed, arch) for seed in (0, 5)]
-    problems = [solved(LATENT, Shape(1, 1, 1, 2, kv_len)) for kv_len in (260, 0)]
+    kernels = [compile_text(spec, schedule, removable(source, places), seed, arch) for seed in (0, 5)]
+    problems = [solved(spec, Shape(1, 1, 1, 2, kv_len)) for kv_len in (260, 0)]
 
     def finding() -> str:
         return first_finding(partial(is_right, kernel, *problem) for problem in problems for kernel in kernels)

@@ -34,6 +34,10 @@ class Decode(SplitKeys, ByMma):
         }
 
     @property
+    def sums_are(self) -> str:
+        return "in_units" if self.own.in_units else super().sums_are
+
+    @property
     def joining(self) -> int:
         return JOINING_WIDE if self.of_block else JOINING
 

@@ -37,7 +37,7 @@ def buffers(facts: SpecFacts, copies: Copies, tile: Tile) -> tuple[SharedBuffer,
     return (
         *((*kv, q) if by_tma else (q, *kv)),  # slabs begin at multiples of 1024 bytes
         *([visited] if facts.bounds.per_tile else []),
-        *(row_state(spec, tile) if apart else tile_of_block.buffers(spec, tile)),
+        *(row_state(spec, tile) if apart else tile_of_block.buffers(spec, tile, shares.in_units(spec))),
         *([barriers] if by_tma else []),
     )
 

@@ -11,8 +11,7 @@ from attngen.plan.choices import choice, decided
 from attngen.plan.decisions import rough_decisions, row_term_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.own import Copies
-from attngen.plan.plan import LARGEST_HEAD, Decision, Plan, Schedule, refusal
-from attngen.plan.prepared import scales_keys
+from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.problem import Problem
 from attngen.plan.register_table import Family
 from attngen.plan.shared_memory import ALIGN, aligned
@@ -26,7 +25,7 @@ from attngen.schedules.parts.mma import MMA_ROWS, operands
 from attngen.schedules.parts.tile_of_block import width
 from attngen.schedules.parts.wgmma import SLAB
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import FP8_DTYPES, FP16
+from attngen.spec.dtypes import FP8_DTYPES
 
 MOST_ROWS = 16  # rows per sequence up to which `auto` takes this schedule
 LEAST_KEYS = 256
@@ -35,7 +34,6 @@ BLOCKS = 1  # per SM, as the number of splits counts them: an SM has room for on
 AHEAD: dict[Copies, int] = {"tma": 48 << 10, "cp_async": 80 << 10}
 Q_REGISTERS = 32  # per thread: with more, fragments of Q are read from shared memory for each tile
 WIDE = 128  # a head size of V
-WHY_NARROW = "warps that share wider ones read 16 bits"
 WHY_UNITS = "weights times scales of V that differ from key to key may exceed the range of fp16, or fall below it"
 WHY_EARLY = "blocks start before the previous kernel ends and wait for its end, which saves the time between kernels"
 # (keys of a warp's tile, stages, warps)
@@ -72,19 +70,15 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
 
 
 def types(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
-    """What keeps it from tensors of several types, or from scales of V."""
+    """What keeps it from tensors of several types."""
     if spec.is_mixed:
         q, k, v, o = spec.dtypes.values()
         if k is not v or k not in FP8_DTYPES or o is not q or q.bytes != 2:
             yield "dtype", "beside tensors of one type it has K and V of one type of 8 bits, with Q and O of one of 16"
         elif spec.head_dim % mma.MMA_ROWS or spec.head_dim_v % mma.MMA_ROWS:
             yield "head_dim", f"its rows of 8 bits have multiples of {mma.MMA_ROWS} elements"
-        elif shares.warps_have(spec) == "columns":
-            yield "head_dim", f"its heads of 8 bits have at most {LARGEST_HEAD} elements: {WHY_NARROW}"
         elif spec.normalize == "none":
             yield "normalize", "its weights are numbers of fp16 beside K and V of 8 bits, and scores may be larger"
-    if scales_keys(spec) and shares.warps_have(spec) == "columns":
-        yield "scaled v", f"its heads of more than {LARGEST_HEAD} elements have one scale of V for all keys"
 
 
 def why_not_tma(spec: AttentionSpec) -> str:
@@ -219,7 +213,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
         warps_have=shares.warps_have(spec),
         v_in_k=shares.values_in_keys(spec, copies, tile),
         v_width=width(spec, tile),
-        in_units=scales_keys(spec) and (spec.dtype is FP16 or mma.is_quantized(spec)),
+        in_units=shares.in_units(spec),
         key_warps=tile.warps if shares.warps_have(spec) == "keys" else 1,
         splits=splits_of(spec, tile),
         copies=copies,
@@ -230,7 +224,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> P
     staged = Staged(terms=facts.row_terms)
     of_q = mma.q_registers(spec, 1)
     ahead = kib(BLOCKS * under_way(facts, arch, tile))
-    t = "fp16" if own.quantized else spec.dtype.name
+    t = mma.product_dtype(spec)
     decisions = (
         Decision("schedule", "decode", f"{t} on tensor cores (mma.sync, which {arch.name} has), for few rows and many keys"),
         Decision("auto takes it", f"for calls of {FEW}", WHY_AUTO),

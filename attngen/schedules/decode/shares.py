@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from attngen.plan.own import Copies
+from attngen.plan.prepared import scales_keys
 from attngen.plan.tile import Tile
+from attngen.schedules.parts import mma
 from attngen.schedules.parts.mma import MMA_ROWS, WarpsHave, operands
 from attngen.schedules.parts.tile_of_block import WHY_COLUMNS, is_shared, width
 from attngen.schedules.parts.wgmma import SLAB
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import FP16
 
 # Rows of a block whose warps have columns, and its warps: of 512 columns, a thread has 64 registers of sums, or 128. Groups of
 # so many query heads have more rows, which read keys less often
 BLOCKS = {64: 8, 32: 4, 16: 4}
+BLOCKS_OF_BYTES = BLOCKS | {32: 8}  # beside 128 registers of sums, queries and keys that become fp16 would be spilled
 OWNERS: dict[WarpsHave, str] = {"keys": "a warp", "columns": "the block"}
 WHY_WARPS: dict[WarpsHave, str] = {
     "keys": "each has its own keys, stages and sums: no warp waits for another before the end",
     "columns": WHY_COLUMNS,
 }
 WHY_IN_KEYS = "V is a part of K: its columns are copied once, and read as keys and as values"
+
+
+def in_units(spec: AttentionSpec) -> bool:
+    """Whether sums of O are in units of their row: products of weights and scales of V are operands of fp16."""
+    return scales_keys(spec) and mma.product_dtype(spec) is FP16
 
 
 def warps_have(spec: AttentionSpec) -> WarpsHave:
@@ -30,7 +39,7 @@ def blocks(spec: AttentionSpec, copies: Copies) -> dict[int, int]:
     in_slabs = spec.head_dim_v // SLAB if copies == "tma" else 0
     return {
         rows: warps
-        for rows, warps in BLOCKS.items()
+        for rows, warps in (BLOCKS_OF_BYTES if mma.is_quantized(spec) else BLOCKS).items()
         if in_slabs % warps == 0 and (rows == MMA_ROWS or not operands(spec).split)
     }
 

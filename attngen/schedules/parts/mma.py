@@ -11,7 +11,7 @@ from attngen.plan.facts import SpecFacts
 from attngen.plan.own import Own
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import FP8_DTYPES, FP8_E4M3
+from attngen.spec.dtypes import FP8_DTYPES, FP8_E4M3, FP16, DType
 
 NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
 MMA_ROWS = 16  # the rows of one mma
@@ -93,10 +93,14 @@ def is_quantized(spec: AttentionSpec) -> bool:
     return spec.dtypes["k"] in FP8_DTYPES
 
 
+def product_dtype(spec: AttentionSpec) -> DType:
+    """The type of what is multiplied, before it is split."""
+    return FP16 if is_quantized(spec) else spec.dtype
+
+
 def operands(spec: AttentionSpec) -> Operands:
-    if is_quantized(spec):
-        return OPERANDS["fp16"]
-    return OPERANDS["fp32, precision high" if (spec.dtype.name, spec.precision) == ("fp32", "high") else spec.dtype.name]
+    name = product_dtype(spec).name
+    return OPERANDS["fp32, precision high" if (name, spec.precision) == ("fp32", "high") else name]
 
 
 def lacks(spec: AttentionSpec, arch: Arch) -> str:
@@ -118,9 +122,14 @@ def padded_head_dim(spec: AttentionSpec) -> int:
     return -(-spec.head_dim // step) * step
 
 
+def v_step(spec: AttentionSpec) -> int:
+    """The columns of V that a warp multiplies at once, of which it has whole steps if it has columns of its own."""
+    return 32 if is_quantized(spec) else 16
+
+
 def width_of_v(spec: AttentionSpec) -> int:
-    """The head size of V as shared memory holds it: split operands are multiplied 16 columns at a time, those of 8 bits 32."""
-    step = 32 if is_quantized(spec) else 16 if operands(spec).split else 1
+    """The head size of V as shared memory holds it: split operands and those of 8 bits in whole steps."""
+    step = v_step(spec) if is_quantized(spec) or operands(spec).split else 1
     return -(-spec.head_dim_v // step) * step
 
 

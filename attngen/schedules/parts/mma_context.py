@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attngen.emit.constants import ConstantLine, thread_grid
 from attngen.schedules.parts.fused_context import ROW_BLOCKS, Fused
-from attngen.schedules.parts.mma import MmaPlan
+from attngen.schedules.parts.mma import MmaPlan, product_dtype, v_step
 from attngen.schedules.parts.tile_of_block import key_warps, row_warps
 
 
@@ -19,7 +19,7 @@ class ByMma(Fused):
 
     @property
     def product_type(self) -> str:
-        return "fp16" if self.own.quantized else self.spec.dtype.name
+        return product_dtype(self.spec).name
 
     def forms_of_primitives(self) -> dict[str, set[str]]:
         forms = super().forms_of_primitives()
@@ -40,10 +40,12 @@ class ByMma(Fused):
         own = self.own
         q_place = "registers" if own.q_in_registers else "shared"
         return super().context() | {
+            "types": self.types() | {"P": product_dtype(self.spec).cuda},
             "multiplied_by": "split" if own.split else "quantized" if own.quantized else "mma",
             "queries_by": f"{'quantized_' if own.quantized else ''}queries_in_{q_place}",
             "warps_have": own.warps_have,
             "weights_by": self.weights_by,
+            "sums_are": self.sums_are,
             "rows_by": "softmax" if self.spec.normalize == "softmax" else "no_state",  # in `templates/parts/tile_of_block/`
             "sums_of_o": "O_frag[O_BLOCKS]" if self.of_block else "O_frag",
             "odd_v": self.spec.head_dim_v % 16 != 0 and not self.of_block,  # a warp's own columns are whole sixteens
@@ -64,13 +66,18 @@ class ByMma(Fused):
     def weights_by(self) -> str:
         """Where the weights of a tile are as operands: `templates/parts/products/NAME.j2`."""
         if not self.of_block:
-            return "weights_in_registers"
-        return "split_weights_in_shared" if self.own.split else "weights_in_shared"
+            return f"{'quantized_' if self.own.quantized else ''}weights_in_registers"
+        return f"{'split_' if self.own.split else 'quantized_' if self.own.quantized else ''}weights_in_shared"
+
+    @property
+    def sums_are(self) -> str:
+        """What rescales the sums of O of a block's tiles: `templates/parts/tile_of_block/sums_NAME.j2`."""
+        return "below_maxima" if self.spec.normalize == "softmax" else "as_they_are"
 
     @property
     def v_step(self) -> int:
         """The columns of V that are multiplied at once, of which shared memory has whole steps."""
-        return 16 * self.plan.warps if self.of_block else 32 if self.own.quantized else 16
+        return v_step(self.spec) * (self.plan.warps if self.of_block else 1)
 
     @property
     def warp_part(self) -> tuple[str, str]:
