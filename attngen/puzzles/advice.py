@@ -136,7 +136,7 @@ def in_words(message: str) -> str:
 
 def waiting(message: str) -> list[str]:
     """The threads of a deadlock, one in each line: where each waits, and for what. The statement of the first is shown."""
-    lines = []
+    lines: list[str] = []
     for one in re.split(r"; (?=thread \d+ )", message):
         found = _WAITS.fullmatch(one)
         statement = f": {found['statement']}" if found and lines else ""
