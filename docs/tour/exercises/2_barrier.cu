@@ -361,7 +361,7 @@ gpt2_softmax(
     const KvRange range = kv_range(q_lo, q_hi, kv_len);
     const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
     float* row = S + (((long long)b_idx * q_heads + h_idx) * q_len + q_idx) * kv_blocks * BLOCK_KV;
-    const int first = range.begin / BLOCK_KV * BLOCK_KV + threadIdx.x * 4, end = tile_end * BLOCK_KV;  // of this thread's keys
+    const int first = range.begin / BLOCK_KV * BLOCK_KV + threadIdx.x * 4, end = tile_end * BLOCK_KV;  // this thread's keys
 
     // online softmax: what was summed is rescaled whenever the maximum grows
     float row_max = -INF;

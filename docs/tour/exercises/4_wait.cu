@@ -195,7 +195,7 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
 // A tile of TILE_ROWS rows in shared memory, STRIDE elements from row to row: COLUMNS elements of data, zeros up to WIDTH.
 template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
     static constexpr int ELEMENTS = TILE_ROWS * STRIDE;
-    static constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes in a row
+    static constexpr int CHUNKS = WIDTH / 8;  // 16 bytes of a row each
     static constexpr int STEP = THREADS / CHUNKS;  // rows that the block copies at once
     static_assert(CHUNKS <= THREADS, "each chunk of a row has a thread");
     fp16* smem;
@@ -265,7 +265,7 @@ struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
     float alpha[ROWS];    // the factor for sums under the previous maximum
     float largest[ROWS];  // this lane's largest score of the tile, or the maximum if that is larger
-    float sum[ROWS];      // of this thread's weights; after the last tile, of the row's
+    float sum[ROWS];      // this thread's weights; after the last tile, the row's
 
     // The row, 0 to ROWS - 1, of register i of N: a pair of rows has 2 * N / ROWS of them, two in turn for each
     template <int N> static __device__ constexpr int row_of(int i) { return i / (2 * N / ROWS) * 2 + i / 2 % 2; }
@@ -329,7 +329,7 @@ struct RowSoftmax {
 
     // Replaces the scores of a tile by its weights
     template <int N> __device__ __forceinline__ void compute_weights(float (&S)[N]) {
-        float shift[ROWS];  // of this tile
+        float shift[ROWS];  // this tile's
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) shift[r] = shift_of(r);
         float sums[ROWS][2] = {};  // two chains of additions for each row, so that additions wait less for each other
@@ -365,8 +365,8 @@ struct WorkTile {
 };
 __device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_heads, int q_len, int heads_in_l2) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
-    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
+    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // the first head of the section
+    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // heads of the section: the last one may have fewer
     const int in_section = block - first_head * q_blocks;
     const int blocks_after = in_section / heads;  // blocks of the head with later rows
     const int head = first_head + in_section % heads;
@@ -398,7 +398,7 @@ gpt2_fused(
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
     const int warp = thread_index() / 32, lane = thread_index() % 32;
-    const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
+    const int warp_row = 16 * ROW_BLOCKS * warp;  // the warp's first row in the block
 
     const fp16* q_head = Q + b_idx * q_stride_b + h_idx * q_stride_h;
     const fp16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;

@@ -410,7 +410,7 @@ struct Position {
 // A ring of tiles in shared memory, one for each stage.
 //     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
 template <typename Tile> struct Ring {
-    Tile first;                // of the stages
+    Tile first;                // the tile of stage 0
     unsigned long long* full;  // one for each stage
 
     __device__ __forceinline__ Tile tile(int stage) const { return {first.smem + stage * Tile::BYTES}; }
@@ -444,8 +444,8 @@ struct WorkTile {
 };
 __device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_heads, int q_len, int heads_in_l2) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
-    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
+    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // the first head of the section
+    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // heads of the section: the last one may have fewer
     const int in_section = block - first_head * q_blocks;
     const int blocks_after = in_section / heads;  // blocks of the head with later rows
     const int head = first_head + in_section % heads;
@@ -726,7 +726,7 @@ struct RowSoftmax {
 struct Consumer : Block {
     int consumer, thread, lane;  // numbers: of this warpgroup among consumers, of this thread in it, of this thread in its warp
     int lane_row;  // this lane's first row in the block; its second is 8 further
-    unsigned k_operand, v_operand;  // of stage 0
+    unsigned k_operand, v_operand;  // stage 0's
 
     Fragments& frag;
     RowSoftmax& softmax;

@@ -493,7 +493,7 @@ gpt2_backward_dq(
     const fp16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
     load_tile<BLOCK_Q, HEAD_DIM, QK_STRIDE>(Q_smem, q_head + q_lo * q_stride_s, q_stride_s, q_stride_d, q_len - q_lo);
     load_tile<BLOCK_Q, HEAD_DIM_V, V_STRIDE>(dO_smem, do_head + q_lo * do_stride_s, do_stride_s, do_stride_d, q_len - q_lo);
-    float lse_of[ROWS], lse_rest_of[ROWS], delta_of[ROWS];  // of this thread's rows
+    float lse_of[ROWS], lse_rest_of[ROWS], delta_of[ROWS];  // values of this thread's rows
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = min(q_lo + row_of(r), q_len - 1);
         lse_of[r] = finite_or_0(lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s]);

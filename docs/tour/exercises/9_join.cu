@@ -213,7 +213,7 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
 // BLOCK_KV keys or values of a warp, STRIDE elements from row to row: COLUMNS elements of data, zeros up to WIDTH.
 template <int COLUMNS, int WIDTH, int STRIDE> struct WarpTile {
     static constexpr int ELEMENTS = BLOCK_KV * STRIDE;
-    static constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes in a row
+    static constexpr int CHUNKS = WIDTH / 8;  // 16 bytes of a row each
     fp16* smem;
 
     // Copies the rows of `matrix` from `first` on in the background; all lanes of the warp call it. Rows from `end` on arrive
@@ -279,7 +279,7 @@ struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
     float alpha[ROWS];    // the factor for sums under the previous maximum
     float largest[ROWS];  // this lane's largest score of the tile, or the maximum if that is larger
-    float sum[ROWS];      // of this thread's weights; after the last tile, of the row's
+    float sum[ROWS];      // this thread's weights; after the last tile, the row's
 
     // The row, 0 to ROWS - 1, of register i of N: a pair of rows has 2 * N / ROWS of them, two in turn for each
     template <int N> static __device__ constexpr int row_of(int i) { return i / (2 * N / ROWS) * 2 + i / 2 % 2; }
@@ -343,7 +343,7 @@ struct RowSoftmax {
 
     // Replaces the scores of a tile by its weights
     template <int N> __device__ __forceinline__ void compute_weights(float (&S)[N]) {
-        float shift[ROWS];  // of this tile
+        float shift[ROWS];  // this tile's
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) shift[r] = shift_of(r);
         float sums[ROWS][2] = {};  // two chains of additions for each row, so that additions wait less for each other
@@ -403,7 +403,7 @@ gpt2_split(
     const int split = block % splits;
     block /= splits;
     const int kv_h_idx = block % kv_heads, b_idx = block / kv_heads;
-    const int first_head = kv_h_idx * group_size;  // of the query heads that share it
+    const int first_head = kv_h_idx * group_size;  // the first query head that shares it
     const int block_rows = min((unsigned)BLOCK_Q, rows - first_row);
     const auto part_of = [&](int r) {  // where the partial result of a row of the block is written
         const unsigned row = first_row + r;
