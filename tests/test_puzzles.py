@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -196,12 +197,18 @@ def test_a_mistake_is_shown_at_its_line(body: str) -> None:
 
 
 def test_a_kernel_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the place where it was: many short steps are no endless loop for the emulated device."""
+    """At the place where it was: many short steps are no endless loop for the emulated device. Also where SIGINT is ignored, as
+    by what a shell has started in the background."""
     monkeypatch.setattr("attngen.puzzles.verdict.CPU_SECONDS", 0.5)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = folders()[0]
     line = "    for (int i = 0; i < 1 << 26 && key < n; ++i) s[key] += scale;\n"
     text = folder.filled(f"    const int key = blockIdx.x * 128 + threadIdx.x;\n    if (key < n) s[key] = scale;\n{line}")
-    found = check(folder, text, "mine.cu").problem
+    try:
+        found = check(folder, text, "mine.cu").problem
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert found is not None
     assert (found.kind, found.label) == ("runaway loop", "it was here")
     assert text.splitlines()[found.line - 1] + "\n" == line

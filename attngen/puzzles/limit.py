@@ -18,7 +18,8 @@ class TimeLimitError(Exception):
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
     """Raises TimeLimitError when this process has used so many seconds of the CPU, which do not depend on what else the machine
-    does. The emulated device stops at SIGINT only, which the main thread alone gets: elsewhere there is no limit."""
+    does. The emulated device stops at SIGINT only, which the main thread alone gets: elsewhere there is no limit. What a
+    shell has started in the background ignores SIGINT; here it does not."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -32,6 +33,9 @@ def limited(seconds: float) -> Iterator[None]:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 return
 
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
@@ -43,3 +47,5 @@ def limited(seconds: float) -> Iterator[None]:
     finally:
         ended.set()
         watcher.join()
+        if not callable(before):
+            signal.signal(signal.SIGINT, before)
