@@ -1,4 +1,4 @@
-// wrong: race
+// wrong: race: past the end of a row
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = TILE * blockIdx.y, column = TILE * blockIdx.x;
     if (threadIdx.x == 0) {
         mbarrier_init(&full, 1);

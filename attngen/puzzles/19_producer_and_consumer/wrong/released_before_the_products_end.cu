@@ -1,4 +1,4 @@
-// wrong: copy in flight
+// wrong: copy in flight: products read their tiles until
     const int t = threadIdx.x, tiles = keys / TILE;
     if (t == 0) {
         mbarrier_init(&q_full, 1);
