@@ -99,6 +99,22 @@ def test_a_block_has_as_many_rows_as_share_keys(group: int, rows: int, block_q: 
     assert (plan.keyword, plan.block_q) == ("decode", block_q)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": {"q": "bf16", "k": "fp8_e4m3", "v": "fp8_e4m3"}},
+        {"dtype": "bf16", "inputs": {"vs": ("fp32", ("kv_len",))}, "v_scale": "vs[k]"},
+    ],
+    ids=["8 bits", "scales of keys"],
+)
+def test_calls_of_many_rows_take_no_wgmma_that_lacks_what_the_spec_says(settings: dict[str, Any]) -> None:
+    spec = attngen.define(head_dim=576, values=(0, 512), **settings)
+    plan = choose(spec, ARCHES["sm_90a"], problem=Problem(128, 1, 4096, 132, 128))
+    assert (plan.schedule.name, plan.block_q) == ("decode", 64)
+    stated = choose(replace(spec, q_heads=128, kv_heads=1), ARCHES["sm_90a"], "decode")
+    assert (stated.schedule.name, stated.block_q) == ("decode", 64)
+
+
 MANY_ROWS: dict[str, dict[str, Any]] = {
     "16 bits": {"dtype": "bf16"},
     "8 bits": {"dtype": {"q": "bf16", "k": "fp8_e5m2", "v": "fp8_e5m2"}},

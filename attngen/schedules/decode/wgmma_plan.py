@@ -12,6 +12,7 @@ from attngen.plan.decisions import rough_decisions, row_term_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.own import Own
 from attngen.plan.plan import Decision, Plan, Schedule, one_type
+from attngen.plan.prepared import scales_keys
 from attngen.plan.room import PLENTY
 from attngen.plan.shared_memory import SharedBuffer, aligned
 from attngen.plan.split_keys import INVARIANT_KEYS, Splits
@@ -59,6 +60,10 @@ def cannot(facts: SpecFacts, arch: Arch) -> str:
     spec = facts.spec
     if reason := wgmma.why_not_beside_terms(facts, arch):
         return reason
+    if spec.is_mixed:
+        return "products of wgmma read K and V of the type of Q"
+    if scales_keys(spec):
+        return "its consumers multiply no weights by scales of V"
     if spec.dropout is not None or spec.normalize != "softmax":
         return "its consumers hand on the maxima of a softmax, without dropout"
     if spec.values is None or spec.rotary is not None:
