@@ -9,6 +9,7 @@
 // Launch: one block of 160 threads. Threads 0 to 127 are the consumer, a warpgroup; threads 128 to 159 the producer, of which one
 // thread issues the copies. keys is a multiple of 64, and at least 64.
 // Shared memory: q, a ring of two tiles of keys, and mbarriers: one for q, and for each tile of the ring full and empty.
+// The coordinates of tma_load are (column, row, 0, 0), and tiles are K-major, both as in the puzzle before.
 
 #include "type_fp16.cuh"
 #include "mbarrier.cuh"
