@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -140,22 +139,21 @@ events = []
 jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
 spec = attngen.define(dtype="fp32", head_dim=16, mask="causal", kernel="naive")
 x = jnp.ones((1, 1, 5, 16))
-loss = jax.jit(jax.grad(lambda x: attngen.jax.attention(x, x, x, spec, deterministic=True).sum()))
-print(float(loss(x).sum()), "/jax/compilation_cache/cache_hits" in events)
+o = jax.jit(lambda x: attngen.jax.attention(x, x, x, spec))(x)
+print(float(o.sum()), "/jax/compilation_cache/cache_hits" in events)
 """
 
 
-@pytest.mark.parametrize("once", tiers.cases([True]))
-def test_another_process_finds_what_one_kept(once: bool, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_another_process_finds_what_one_kept(compiled_runtime: Path, tmp_path: Path) -> None:
     """The program in JAX's cache, and the kernels in attngen's: nothing is added to it."""
     kept, printed = [], []
     for _ in range(2):
         command = [sys.executable, "-c", PROGRAM, str(tmp_path / "jax")]
-        places = {"ATTNGEN_CACHE_DIR": str(tmp_path / "attngen")}
-        done = subprocess.run(command, env={**os.environ, **places}, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout.split())
-        kept.append(sorted(path for path in (tmp_path / "attngen").rglob("*") if path.is_file()))
+        kept.append(sorted(path for path in compiled_runtime.rglob("*") if path.is_file()))
     assert [hit for _, hit in printed] == ["False", "True"]
     assert printed[0][0] == printed[1][0]
     assert kept[0] == kept[1]
