@@ -108,8 +108,8 @@ def test_links_lead_to_pages_of_sources(tmp_path: Path) -> None:
     shutil.copy(ROOT / "specs" / "mistral_window.attn", tour / "exercises" / "1_window.attn")
     for name, text in CHAPTERS.items():
         (tour / name).write_text(text)
-    readme = (root / "README.md").read_text()
-    (root / "README.md").write_text(re.sub(r"\]\(docs/tour[^)]*\)", "](docs/tour)", readme))
+    for page in (root / "README.md", *(root / "docs").glob("*.md")):  # they link to the chapters that are no longer there
+        page.write_text(re.sub(r"\]\((docs/|)tour[^)]*\)", r"](\1tour)", page.read_text()))
     assert not build(root / ".site" / "mkdocs.yml", tmp_path / "site")
     names = ("tour/1_naive", "tour/2_tiles", "benchmarks/schedules.py", "tour/exercises/1_window.attn")
     first, second, measures, exercise = ((tmp_path / "site" / f"{name}.html").read_text() for name in names)
