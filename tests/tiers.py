@@ -2,7 +2,7 @@
 what long leaves out of tests with many cases.
 
 `pytest` runs quick, `pytest --tier long` the rest, `pytest --tier all` all. A test is in quick unless it is marked `long`. Of a
-test that has several long cases, each version of the package has a part in long, a twelfth or what `one_of` says: after some
+test that has several long cases, each version of the package has a part in long, one in 24 or what `one_of` says: after some
 versions each case has had its turn. The others are marked `turns`, and `pytest --tier turns` runs them.
 
 Property tests are in both tiers, with few examples in quick and many in long. A test named on the command line
@@ -23,7 +23,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("quick", "long", "turns", "all")
-ONE_OF = 12  # each version runs one of so many long cases of a test
+ONE_OF = 24  # each version runs one of so many long cases of a test
 EXAMPLES = {"quick": 50, "long": 500, "turns": 50, "all": 500}  # per property test
 
 for name, count in EXAMPLES.items():
