@@ -50,7 +50,8 @@ def main(directory: Path) -> int:
     wrong += difference("the wheel", names - described - cached, package)
     wrong += difference("the wheel's metadata", {name.partition("/")[2] for name in described}, OF_INSTALLERS)
     wrong += [] if cached else [f"the wheel lacks {CACHE}"]
-    print("".join(f"the sdist has {name}, which git does not have\n" for name in sorted(in_sdist - tracked - {"PKG-INFO"})), end="")
+    for name in sorted(in_sdist - tracked - {"PKG-INFO"}):
+        print(f"the sdist has {name}, which git does not have")
     print("\n".join(wrong) or f"{sdist.name}: {len(in_sdist)} files; {wheel.name}: {len(names)} files")
     return int(bool(wrong))
 
