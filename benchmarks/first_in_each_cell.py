@@ -15,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from markers import write_between
+from markers import read_between, write_between
 from words import geometric_mean, markdown
 
+from attngen.bench.peers import FLASH_PACKAGES
+
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE = DOCS / "performance.md"
-FLASH = ("FlashAttention-3", "FlashAttention-4")
+PAGE, MEASURED = DOCS / "performance.md", DOCS / "tables"
+FLASH = tuple(FLASH_PACKAGES)
 MOST_NAMED = 6
 
 
@@ -108,7 +110,7 @@ class Cell:
 def cells(table: Table) -> list[Cell]:
     """The cells of a table, of the first columns that have the names of attngen and of its peers."""
     found, head = [], []
-    for line in between(table.marker).splitlines():
+    for line in read_between(MEASURED, table.marker).splitlines():
         if not line.startswith("|"):
             head = []
             continue
@@ -124,17 +126,6 @@ def cells(table: Table) -> list[Cell]:
         ratio = peers[peer] / ours if table.is_time else ours / peers[peer]
         found.append(Cell(row[0], ratio, peer))
     return found
-
-
-def between(marker: str) -> str:
-    """What the command of a marker wrote. Raises ValueError if no page of docs/tables has it."""
-    for page in sorted((DOCS / "tables").glob("*.md")):
-        found = re.search(
-            rf"<!-- {re.escape(marker)}: begin .*?-->\n(.*?)<!-- {re.escape(marker)}: end -->", page.read_text(), re.S
-        )
-        if found is not None:
-            return found[1]
-    raise ValueError(f"no table is called {marker}")
 
 
 def _number(text: str) -> float | None:
@@ -158,7 +149,7 @@ def text() -> str:
         ratios = [cell.ratio for cell in found]
         worst = min(found, key=lambda cell: cell.ratio)
         first = sum(ratio >= 1 for ratio in ratios)
-        peers = [p for p in table.peers if p in between(table.marker)]
+        peers = [p for p in table.peers if p in read_between(MEASURED, table.marker)]
         lines.append(
             (
                 table.title,

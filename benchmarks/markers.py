@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 
@@ -21,3 +22,13 @@ def write_between(path: Path, script: str, text: str, part: str | None = None) -
             page.write_text(f"{found[:first]}{text}\n{found[stop:]}")
             return
     raise ValueError(f"{path} has no markers of {name}")
+
+
+def read_between(path: Path, name: str) -> str:
+    """What was written between the markers `name` in a page of the folder `path`. Raises ValueError if no page has them."""
+    pattern = rf"<!-- {re.escape(name)}: begin .*?-->\n(.*?)<!-- {re.escape(name)}: end -->"
+    for page in sorted(path.glob("*.md")):
+        found = re.search(pattern, page.read_text(), re.S)
+        if found is not None:
+            return found[1]
+    raise ValueError(f"no page of {path} has markers of {name}")

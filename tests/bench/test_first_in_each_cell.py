@@ -43,7 +43,7 @@ def test_the_fastest_peer_of_a_row_counts(page: ModuleType, monkeypatch: pytest.
         "| TFLOP/s | attngen | cuDNN | FlashAttention-4 | ratio |", "| --- | --- | --- | --- | --- |",
         "| one | 600 | 500 | 640 (4e-04) | 1.2 |", "| two | 600 | - | - | - |", "| three | 90.5 (2.1) | 181 | - | 0.5 |",
     ]  # fmt: skip
-    monkeypatch.setattr(page, "between", lambda marker: "\n".join(rows))
+    monkeypatch.setattr(page, "read_between", lambda path, name: "\n".join(rows))
 
     def ratios(**more: Any) -> list[tuple[str, float, str]]:
         table = page.Table("any", "any", ("cuDNN", "FlashAttention-4"), **more)
