@@ -24,6 +24,7 @@ METADATA = 1  # XLA_FFI_Extension_Metadata
 STRING = 4  # XLA_FFI_AttrType_STRING
 INVALID_ARGUMENT, INTERNAL = 3, 13  # XLA_FFI_Error_Code
 ALIGNMENT = 256  # bytes, the alignment of workspaces; kernels need at most 128
+XLA_ALIGNMENT = 16  # bytes, the most that XLA promises for memory of a call: it refuses a call that asks for more
 # XLA_FFI_DataType
 TYPES = {1: "bool", 4: "int32", 5: "int64", 10: "fp16", 11: "fp32", 16: "bf16", 19: "fp8_e5m2", 20: "fp8_e4m3"}
 
@@ -180,10 +181,11 @@ class Memory:
         size = math.prod(shape) * dtype.bytes
         if not size:
             return self._view(name, 0, shape, dtype)
-        wanted = Allocate.sized(ctx=self.frame.ctx, size=size, alignment=ALIGNMENT)
+        size += ALIGNMENT - XLA_ALIGNMENT
+        wanted = Allocate.sized(ctx=self.frame.ctx, size=size, alignment=XLA_ALIGNMENT)
         self._check(self.frame.api.contents.memory_allocate(wanted))
         self._taken.append((wanted.data, size))
-        return self._view(name, wanted.data, shape, dtype)
+        return self._view(name, -(-wanted.data // ALIGNMENT) * ALIGNMENT, shape, dtype)
 
     def stream(self) -> int:
         """The driver's handle of XLA's stream. Raises DeviceError."""

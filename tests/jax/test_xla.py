@@ -78,7 +78,9 @@ def test_structures_are_those_of_the_header(tmp_path: Path) -> None:
 class FakeXla:
     """XLA as a handler sees it: one call with an input and a result of 4 numbers, on stream 77, and memory of the host."""
 
-    def __init__(self, refuses: str = "") -> None:
+    def __init__(self, refuses: str = "", offset: int = 16) -> None:
+        """`offset` is the distance of its memory from 256 bytes: XLA promises 16."""
+        self.offset = offset
         self.refuses, self.taken, self.freed, self.errors = refuses, {}, [], []  # type: ignore[var-annotated]
         self.numbers = [(ctypes.c_float * 4)(*range(i, i + 4)) for i in (1, 5)]
         self.dims = (ctypes.c_int64 * 2)(2, 2)
@@ -116,8 +118,9 @@ class FakeXla:
     def allocate(self, wanted: Any) -> int | None:
         if self.refuses:
             return 999
-        memory = ctypes.create_string_buffer(wanted.contents.size + wanted.contents.alignment)
-        address = -(-ctypes.addressof(memory) // wanted.contents.alignment) * wanted.contents.alignment
+        assert wanted.contents.alignment in (1, 2, 4, 8, 16), "XLA: unsupported alignment"
+        memory = ctypes.create_string_buffer(wanted.contents.size + 512)
+        address = -(-ctypes.addressof(memory) // 256) * 256 + self.offset
         self.taken[address] = memory, wanted.contents.size
         wanted.contents.data = address
         return None
