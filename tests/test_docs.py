@@ -46,7 +46,7 @@ def test_python_in_documents_runs(page: str, tmp_path: Path, monkeypatch: pytest
         exec(compile(path.read_text(), str(path), "exec"), names)
 
 
-@pytest.mark.long
+@pytest.mark.long(one_of=1)
 def test_the_notebook_shows_what_happens() -> None:
     """Every cell prints the stored output; `python -m tests.notebook` updates it."""
     pytest.importorskip("nbclient")

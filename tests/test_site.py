@@ -17,7 +17,7 @@ import pytest
 from tests.browser import PATIENCE
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.long  # building the site takes long, and .ci/run builds it too
+pytestmark = pytest.mark.long(one_of=1)  # building the site takes long, and .ci/run builds it too
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 pytest.importorskip("mkdocstrings")
@@ -97,7 +97,7 @@ def test_specs_are_highlighted(site: Path) -> None:
         assert '<span class="nb">causal</span>' in text
 
 
-@pytest.mark.long
+@pytest.mark.long(one_of=1)
 def test_links_lead_to_pages_of_sources(tmp_path: Path) -> None:
     """Chapters are in the order of their names; what they link to is shown, wherever it lies in the repository."""
     root = copied(tmp_path / "copy")
@@ -123,7 +123,7 @@ def test_links_lead_to_pages_of_sources(tmp_path: Path) -> None:
     assert '<span class="nc">mistral_window</span>' in exercise
 
 
-@pytest.mark.long
+@pytest.mark.long(one_of=1)
 def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
     root = copied(tmp_path / "copy")
     with (root / "docs" / "masks.md").open("a") as page:

@@ -45,7 +45,7 @@ def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
             assert tour.printed(new) == tour.printed(old), old.source
 
 
-@pytest.mark.long
+@pytest.mark.long(one_of=1)
 def test_commands_and_breakpoints_of_trace_md_are_current() -> None:
     page = tour.TRACE.read_text()
     assert tour.renewed(page) == page
@@ -61,7 +61,7 @@ def gdb_runs_programs() -> bool:
     return bool(shutil.which("gdb")) and "exited normally" in subprocess.run(tried, capture_output=True, text=True).stdout
 
 
-@pytest.mark.long
+@pytest.mark.long(one_of=1)
 def test_the_session_of_gdb_in_trace_md(tmp_path: Path) -> None:
     """Its commands run, and gdb knows the variables that the page names."""
     if not gdb_runs_programs():

@@ -1,9 +1,10 @@
 """Tiers of tests: `quick`, which covers each schedule, dtype, device, command and page once; `long`, the rest; and `turns`,
 what long leaves out of tests with many cases.
 
-`pytest` runs quick, `pytest --tier long` the rest, `pytest --tier all` all. A test is in quick unless it is marked `long`. Of a
-test that has several long cases, each version of the package has a part in long, one in 24 or what `one_of` says: after some
-versions each case has had its turn. The others are marked `turns`, and `pytest --tier turns` runs them.
+`pytest` runs quick, `pytest --tier long` the rest, `pytest --tier all` all. A test is in quick unless it is marked `long`.
+Each version of the package has other parts in long: of a test's long cases one in 24, or in what `one_of` says, and of a
+file's long tests half, but all where `one_of` is 1. After some versions each has had its turn. The others are marked `turns`,
+and `pytest --tier turns` runs them.
 
 Property tests are in both tiers, with few examples in quick and many in long. A test named on the command line
 (`file.py::test`) always runs. What ptxas makes of kernels (spills, registers, the order of products) belongs to long.
@@ -16,7 +17,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -24,6 +25,8 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("quick", "long", "turns", "all")
 ONE_OF = 24  # each version runs one of so many long cases of a test
+TESTS_ONE_OF = 2  # and one of so many long tests of a file
+Drawn = TypeVar("Drawn")
 EXAMPLES = {"quick": 50, "long": 500, "turns": 50, "all": 500}  # per property test
 
 for name, count in EXAMPLES.items():
@@ -85,15 +88,28 @@ def _values(case: Any) -> tuple[Any, ...]:
 
 
 def take_turns(items: Iterable[pytest.Item]) -> None:
-    """Marks the long cases that this version leaves out: of a test all but a part, in an order of its own for each version."""
-    tests: dict[str, list[pytest.Item]] = {}
+    """Marks the long cases that this version leaves out, drawn for each version anew: of a test all but a part of its cases,
+    and of a file half of its tests."""
+    files: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
         if item.get_closest_marker("long"):
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for name, of_test in tests.items():
-        one_of = max(mark.kwargs.get("one_of", ONE_OF) for item in of_test for mark in item.iter_markers("long"))
-        for item in Random(version() + name).sample(of_test, len(of_test))[-(-len(of_test) // one_of) :]:
-            item.add_marker(pytest.mark.turns)
+            test = item.nodeid.partition("[")[0]
+            files.setdefault(test.partition("::")[0], {}).setdefault(test, []).append(item)
+    for name, tests in files.items():
+        parts = {test: max(_parts(cases)) for test, cases in tests.items()}
+        waiting = _not_drawn(name, [test for test, one_of in parts.items() if one_of > 1], TESTS_ONE_OF)
+        for test, cases in tests.items():
+            for item in cases if test in waiting else _not_drawn(test, cases, parts[test]):
+                item.add_marker(pytest.mark.turns)
+
+
+def _parts(cases: Iterable[pytest.Item]) -> Iterator[int]:
+    return (mark.kwargs.get("one_of", ONE_OF) for item in cases for mark in item.iter_markers("long"))
+
+
+def _not_drawn(name: str, of: Sequence[Drawn], one_of: int) -> list[Drawn]:
+    """All but one in so many, in an order of this version."""
+    return Random(version() + name).sample(of, len(of))[-(-len(of) // one_of) :]
 
 
 @cache

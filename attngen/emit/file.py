@@ -165,6 +165,8 @@ class File(KernelMaker):
             # a call would hold up what runs in the background
             "inline_classify": plan.schedule.on_tensor_cores and variant.classify is not None and variant.classify.inlined,
             "packs_heads": plan.schedule.packs_heads,
+            # rounded to 16 bits or fewer, weights need no exact exponential and no IEEE division
+            "approximate_weights": plan.schedule.on_tensor_cores and self.spec.dtype.bytes <= 2,
         }
 
     def types(self) -> dict[str, str]:

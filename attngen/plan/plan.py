@@ -173,7 +173,6 @@ class Schedule:
     # of the emulated device, on one core of 2024: for a pair of a row and a key, and each element of their Q, K and V
     emulated_ns: float
     converts_keys: bool = False  # K and V of 8 bits are converted before; else, if `types` allows them, it reads them itself
-    on_request: bool = False  # "auto" does not choose it: its rate is not known yet
     multiplies_bytes: bool = False  # its products are of 8 bits: under its keyword, it is for Q of 8 bits and others are not
     multiplies_terms: bool = False  # its products are of terms of fp32: under its keyword, it is for fp32 and others are not
     scales_heads: bool = False  # a factor of s that all pairs of a head share joins the scale

@@ -68,7 +68,7 @@ def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule
 
 def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
     """The keyword that "auto" stands for."""
-    suitable = {s.keyword for s in schedules_of(facts) if not s.on_request and s.suits(facts, arch)}
+    suitable = {s.keyword for s in schedules_of(facts) if s.suits(facts, arch)}
     return next((keyword for keyword in AUTOMATIC if keyword in suitable), AUTOMATIC[-1])
 
 

@@ -84,7 +84,6 @@ HOPPER_FP32 = Schedule(
     largest_head=fp32_plan.WIDEST,
     tiles=fp32_plan.tiles,
     in_return="each number is three of bf16",
-    on_request=True,
     multiplies_terms=True,
     scales_heads=True,
     on_tensor_cores=True,

@@ -60,7 +60,7 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
         return "it needs TMA and wgmma"
     if facts.spec.kernel.storage != "dense":
         return "its rows of fp32 are split before, and only dense ones are"
-    if not tiles(facts, arch):
+    if not any(cost(facts, t).fits(arch, 32 * t.warps) for t in (*preferred_tiles(facts), *POSSIBLE)):  # mostly the first
         return "a thread has no registers for its O, scores and weights, and what the mask and the score read"
     if facts.cost_beside_terms > INLINED_UP_TO:
         return f"it computes at most {INLINED_UP_TO} additions for each pair: code between its products is inlined"
