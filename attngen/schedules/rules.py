@@ -76,42 +76,52 @@ def few_rows(usual: Plan) -> Rule | None:
     return Rule(tuple(points), first_of(cases), plan, Decision(*decode.FOR_AUTO), has_backward=False, cases=cases)
 
 
+WHY_SHORT = "their tiles are small, and an SM computes several of them side by side"
+WHY_SHORT_FP32 = "splitting Q, K and V into terms takes longer than the tensor cores save"
+
+
 @dataclass(frozen=True, slots=True)
 class ShortRows:
     """The tiles for calls of at most so many rows, and as many keys; None: those of the schedule."""
 
     most: int
-    forward: Tile | None
-    backward: Tile | None  # rows that a block of keys visits x its keys
+    forward: Tile | None = None
+    backward: Tile | None = None  # rows that a block of keys visits x its keys
+    fills: bool = True  # of calls with a head for each SM at least, those of the whole batch counted
+    because: str = WHY_SHORT
 
 
 # Measured by `attngen tune` on an H200 (docs/experiments.md), by the larger head size, at most.
 SHORT_ROWS = {
-    32: (ShortRows(64, Tile(64, 64, 2, 2), Tile(64, 64, 2, 2)), ShortRows(128, None, None)),
+    32: (ShortRows(64, Tile(64, 64, 2, 2), Tile(64, 64, 2, 2)), ShortRows(128)),
     64: (ShortRows(64, Tile(64, 64, 2, 4), Tile(32, 64, 2, 2)),),
     128: (ShortRows(64, Tile(64, 32, 1, 4), Tile(32, 64, 2, 4)),),
 }
-WHY_SHORT = "their tiles are small, and an SM computes several of them side by side"
+# Measured by `benchmarks/hopper.py --only fp32`: at 128 rows fused is the faster one, at 256 with a mask too, at 512 never
+SHORT_FP32, SHORT_MASKED_FP32 = (ShortRows(n, fills=False, because=WHY_SHORT_FP32) for n in (192, 384))
 
 
 def short_rows(usual: Plan) -> Rule | None:
     """Many short rows, such as those of windows of an image: fused, with tiles of their size. A tile of 128 rows is half empty
     there, and the persistent kernels compute one work tile after the other, where an SM has room for several small blocks.
-
-    It is measured for 16-bit numbers, every sequence in a place of its own. A call has a head for each SM at least, those of
-    the whole batch counted.
+    It is measured where every sequence has a place of its own.
     """
     facts, spec = usual.facts, usual.facts.spec
     may = _leaves_open(facts) and spec.kernel.is_planned and FUSED in keywords_of(facts, usual.arch)
-    if not may or spec.dtype.bytes > 2 or spec.kernel.storage not in ("dense", "packed"):
-        return None
-    points = next((found for size, found in SHORT_ROWS.items() if max(spec.head_dim, spec.head_dim_v) <= size), ())
+    points = _points_of_short_rows(usual) if may and spec.kernel.storage in ("dense", "packed") else ()
 
     def cases(problem: Problem) -> tuple[tuple[bool, ShortRows], ...]:
         fills, longest = problem.heads >= problem.multiprocessors, larger(problem.rows, problem.keys)
-        return tuple((fills & (longest <= short.most), short) for short in points)
+        return tuple((fills & (longest <= p.most) if p.fills else longest <= p.most, p) for p in points)
 
     return Rule(points, first_of(cases), _of_short_rows, cases=cases) if points else None
+
+
+def _points_of_short_rows(usual: Plan) -> tuple[ShortRows, ...]:
+    spec = usual.facts.spec
+    if spec.dtype.bytes > 2:
+        return () if usual.keyword == FUSED else (SHORT_FP32 if spec.mask is None else SHORT_MASKED_FP32,)
+    return next((found for size, found in SHORT_ROWS.items() if max(spec.head_dim, spec.head_dim_v) <= size), ())
 
 
 def _of_short_rows(usual: Plan, short: ShortRows) -> Plan:
@@ -124,7 +134,7 @@ def _of_short_rows(usual: Plan, short: ShortRows) -> Plan:
             plan = _with_kernel(usual, stated(kernel, tile))
     if (plan.keyword, plan.tile) == (usual.keyword, usual.tile):
         return usual
-    first = Decision("by auto", f"{FUSED}, for short rows", WHY_SHORT)
+    first = Decision("by auto", f"{FUSED}, for short rows", short.because)
     return replace(plan, decisions=(first, *stated_by(plan.decisions, "short rows")))
 
 

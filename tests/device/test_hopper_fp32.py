@@ -14,6 +14,7 @@ from attngen.device.cuda.compiler import compile_text
 from attngen.emit.emitter import emit
 from attngen.plan import ARCHES
 from attngen.plan.plan import PlanRefusal
+from attngen.plan.problem import Problem
 from attngen.reference.free_sizes import with_free_sizes
 from attngen.reference.numpy_oracle import numpy_attention
 from attngen.reference.problems import Sample, Shape, sample
@@ -174,7 +175,9 @@ def test_what_it_lacks_is_refused(settings: dict[str, Any], says: str) -> None:
         choose(of_fp32(**settings), ARCHES["sm_90a"], "hopper")
 
 
-def test_auto_does_not_take_it_yet() -> None:
-    """Its rate is not known."""
-    assert choose(of_fp32(), ARCHES["sm_90a"]).keyword == "fused"
-    assert choose(of_fp32(), ARCHES["sm_90a"], "hopper").schedule.name == "hopper_fp32"
+def test_auto_takes_it_but_for_short_rows() -> None:
+    assert choose(of_fp32(), ARCHES["sm_90a"]).schedule.name == "hopper_fp32"
+    for mask, longest in ((None, 192), ("causal", 384)):
+        lengths = (Problem(heads=8, rows=n, keys=n, multiprocessors=132) for n in (longest, longest + 1))
+        taken = [choose(of_fp32(mask=mask), ARCHES["sm_90a"], None, of_call).keyword for of_call in lengths]
+        assert taken == ["fused", "hopper"], mask
