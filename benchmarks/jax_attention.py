@@ -1,7 +1,7 @@
 """`attngen.jax.attention` on this GPU beside JAX's own attention: errors of O and of gradients, and times under jit.
 
     pip install 'attngen[jax]' 'jax[cuda13]'
-    python benchmarks/jax_attention.py [--rounds 21] [--lengths 1024,4096]
+    python benchmarks/jax_attention.py [--rounds 21] [--lengths 1024,4096] [--write docs/jax.md]
 
 Causal attention of fp16, [batch, length, heads, 64], 16384 tokens and 16 query heads over 4 key heads, inputs of randn. "xla"
 and "cudnn" are the implementations of `jax.nn.dot_product_attention`. Errors are the largest against float64, relative to the
@@ -15,12 +15,14 @@ import argparse
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from markers import write_between
 from words import markdown
 
 import attngen
@@ -92,14 +94,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--lengths", default="1024,4096,16384")
+    parser.add_argument("--write", type=Path, help="the page whose table between the markers is replaced")
     options = parser.parse_args()
     if jax.default_backend() != "gpu":
         raise SystemExit("no GPU for JAX: jax.default_backend() is " + jax.default_backend())
-    print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}\n")
-    print(markdown(["attention", "O", "dQ", "dK", "dV"], errors()))
     rows = [row for length in map(int, options.lengths.split(",")) for row in times(length, options.rounds)]
-    print()
-    print(markdown(["length", "attention", "forward, ms", "forward and gradients, ms"], rows))
+    text = "\n\n".join(
+        (
+            f"{jax.devices()[0].device_kind}, jax {jax.__version__}, median of {options.rounds}",
+            markdown(["largest relative error", "O", "dQ", "dK", "dV"], errors()),
+            markdown(["length", "attention", "forward, ms", "forward and gradients, ms"], rows),
+        )
+    )
+    print(text)
+    if options.write:
+        write_between(options.write, "jax_attention", text)
 
 
 if __name__ == "__main__":

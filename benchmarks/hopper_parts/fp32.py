@@ -21,7 +21,8 @@ from attngen.bench.measure import measure_bursts
 HOPPER, FUSED, EFFICIENT, MATH = "hopper", "fused", "efficient", "math"
 GOALS = {None: 100.0, "causal": 95.0}  # TFLOP/s at GOAL_LENGTH rows
 GOAL_LENGTH = 4096
-CELLS = [square("fp32", d, mask, length) for length in (GOAL_LENGTH, 128, 256, 512, 1024, 16384) for d in (64, 128) for mask in GOALS]
+LENGTHS = (GOAL_LENGTH, 128, 256, 512, 1024, 16384)
+CELLS = [square("fp32", d, mask, length) for length in LENGTHS for d in (64, 128) for mask in GOALS]
 
 
 def by_torch(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
