@@ -22,6 +22,7 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
 ROOT = tiers.ROOT
+_seconds: dict[str, float] = {}  # of tests that ran, by their names
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +54,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when in ("setup", "call"):
+        _seconds[report.nodeid] = _seconds.get(report.nodeid, 0.0) + report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--measure") and "PYTEST_XDIST_WORKER" not in os.environ:
+        tiers.write_slow(_seconds)
 
 
 def pytest_collection_finish() -> None:

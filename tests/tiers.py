@@ -1,9 +1,10 @@
 """Tiers of tests: `quick`, which covers each schedule, dtype, device, command and page once; `long`, the rest; and `turns`,
 what long leaves out of tests with many cases.
 
-`pytest` runs quick, `pytest --tier long` the rest, `pytest --tier all` all. A test is in quick unless it is marked `long`.
-Each version of the package has other parts in long: of a test's long cases one in 24, or in what `one_of` says, and of a
-file's long tests half, but all where `one_of` is 1. After some versions each has had its turn. The others are marked `turns`,
+`pytest` runs quick, `pytest --tier long` the rest, `pytest --tier all` all. A test is in quick unless it is marked `long`, or
+took more than a second when it was last measured (`slow.tsv`) and is not marked `quick`. Each version of the package has other
+parts in long: of a test's long cases one in 24, or in what `one_of` says, and of a file's long tests half, but all where
+`one_of` is 1; and half of those that are only slow. After some versions each has had its turn. The others are marked `turns`,
 and `pytest --tier turns` runs them.
 
 Property tests are in both tiers, with few examples in quick and many in long. A test named on the command line
@@ -12,7 +13,7 @@ Property tests are in both tiers, with few examples in quick and many in long. A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("quick", "long", "turns", "all")
 ONE_OF = 24  # each version runs one of so many long cases of a test
 TESTS_ONE_OF = 2  # and one of so many long tests of a file
+SLOW = Path(__file__).with_name("slow.tsv")  # seconds and names of slow tests
+SLOW_FROM = 1.0  # seconds, by two workers, with no kernel compiled before
+SLOW_ONE_OF = 2  # each version runs one of so many slow tests
 Drawn = TypeVar("Drawn")
 EXAMPLES = {"quick": 50, "long": 500, "turns": 50, "all": 500}  # per property test
 
@@ -41,6 +45,11 @@ def add_option(parser: pytest.Parser) -> None:
         "matrix of specs, dtypes and schedules, mutations and long random searches; turns: the cases that long leaves out, of "
         "which each version runs another part; all: all. Without --tier, a test that is named with `::` runs "
         "whatever its tier",
+    )
+    parser.addoption(
+        "--measure",
+        action="store_true",
+        help=f"write which tests of this run are slow to {SLOW.name}; needs empty caches of kernels",
     )
 
 
@@ -88,10 +97,13 @@ def _values(case: Any) -> tuple[Any, ...]:
 
 
 def take_turns(items: Iterable[pytest.Item]) -> None:
-    """Marks the long cases that this version leaves out, drawn for each version anew: of a test all but a part of its cases,
-    and of a file half of its tests."""
+    """Marks what this version leaves out of long, drawn for each version anew: of a test all but a part of its cases, of a
+    file half of its tests, and of slow tests half."""
     files: dict[str, dict[str, list[pytest.Item]]] = {}
-    for item in items:
+    slow = dict.fromkeys(mark_slow(items))
+    for item in _not_drawn(SLOW.name, [*slow], SLOW_ONE_OF):
+        item.add_marker(pytest.mark.turns)
+    for item in (item for item in items if item not in slow):
         if item.get_closest_marker("long"):
             test = item.nodeid.partition("[")[0]
             files.setdefault(test.partition("::")[0], {}).setdefault(test, []).append(item)
@@ -101,6 +113,29 @@ def take_turns(items: Iterable[pytest.Item]) -> None:
         for test, cases in tests.items():
             for item in cases if test in waiting else _not_drawn(test, cases, parts[test]):
                 item.add_marker(pytest.mark.turns)
+
+
+def mark_slow(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Those of `items` that are in quick by their marks, and slow: they are marked long."""
+    found = [i for i in items if i.nodeid in slow_tests() and not any(any(i.iter_markers(name)) for name in ("long", "quick"))]
+    for item in found:
+        item.add_marker(pytest.mark.long)
+    return found
+
+
+@cache
+def slow_tests() -> dict[str, float]:
+    """Seconds of slow tests, by their names."""
+    lines = SLOW.read_text(encoding="utf-8").splitlines()
+    return {name: float(seconds) for seconds, _, name in (line.partition("\t") for line in lines)}
+
+
+def write_slow(seconds: Mapping[str, float]) -> None:
+    """Writes which tests are slow: of those that ran, with their seconds, and of the others what was known."""
+    known = {name: s for name, s in slow_tests().items() if name not in seconds} | {
+        name: s for name, s in seconds.items() if s >= SLOW_FROM
+    }
+    SLOW.write_text("".join(f"{s:.1f}\t{name}\n" for name, s in sorted(known.items())), encoding="utf-8")
 
 
 def _parts(cases: Iterable[pytest.Item]) -> Iterator[int]:
