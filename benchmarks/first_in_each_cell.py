@@ -77,6 +77,10 @@ WHY: Mapping[tuple[str, str], str] = {
     ): "A block computes one tile: nothing runs beside its softmax. Earlier copies of Q and of V changed nothing.",
     (
         "shapes",
+        "vit, training",
+    ): "As fast as cuDNN but for the noise of a run.",
+    (
+        "shapes",
         "llama-512, .*",
     ): "As many blocks of 128 rows as multiprocessors, of at most four tiles; in training, delta is a kernel of its own.",
     (

@@ -113,8 +113,11 @@ def models() -> Picture:
 
 
 PLAIN = {"attngen": "attngen", "cuDNN": "cuDNN"}
+BESIDE_FLASH = {**PLAIN, "FlashAttention-4": "FlashAttention-4"}
 CHARTS: dict[str, Callable[[], Picture]] = {
-    "chart_hopper": partial(chart, "hopper plain", "Forward on Hopper, bf16, TFLOP/s", PLAIN, "^bf16", "TFLOP/s", "bf16 (.*)"),
+    "chart_hopper": partial(
+        chart, "hopper plain", "Forward on Hopper, bf16, TFLOP/s", BESIDE_FLASH, "^bf16", "TFLOP/s", "bf16 (.*)"
+    ),
     "chart_portable": partial(
         chart, "portable plain", "Forward of the portable kernel, bf16, TFLOP/s",
         {"attngen": "attngen, fused", "FlashAttention-2": "FlashAttention-2"}, "^bf16", "TFLOP/s", "bf16 (.*)",
