@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from attngen.spec.dtypes import FP8_DTYPES, FP8_E4M3, FP16, FP32, from_storage, 
 from attngen.spec.evaluate import evaluate
 
 T = TypeVar("T")
+XpArray: TypeAlias = Any  # an array of numpy or of torch: this definition is computed by both
 ROW_BUDGET = 2**25  # scores in memory at once
 
 
@@ -57,13 +58,13 @@ class Problem:
     integers as int64."""
 
     spec: AttentionSpec
-    q: Any  # [batch, q_heads, q_len, head_dim]
-    k: Any  # [batch, kv_heads, kv_len, head_dim]
-    v: Any  # [batch, kv_heads, kv_len, head_dim_v]
-    inputs: Mapping[str, Any]
+    q: XpArray  # [batch, q_heads, q_len, head_dim]
+    k: XpArray  # [batch, kv_heads, kv_len, head_dim]
+    v: XpArray  # [batch, kv_heads, kv_len, head_dim_v]
+    inputs: Mapping[str, XpArray]
     params: Mapping[str, int | float]
     xp: Any
-    read: Callable[[Problem, str, tuple[Any, ...]], Any] | None = None  # in place of `read_input`
+    read: Callable[[Problem, str, tuple[XpArray, ...]], XpArray] | None = None  # in place of `read_input`
     rounding: Rounding | None = None  # for each `matrix_product` (numpy only)
 
     @property
@@ -74,13 +75,13 @@ class Problem:
         return sizes | self.spec.own_sizes({name: tuple(map(int, array.shape)) for name, array in self.inputs.items()})
 
 
-def allowed_rows(problem: Problem, b: int, h: int, rows: slice, keys: Any = None) -> Any:
+def allowed_rows(problem: Problem, b: int, h: int, rows: slice, keys: XpArray = None) -> XpArray:
     """The mask of one head, for a block of query rows, of all keys or `keys`: [rows, keys], or what broadcasts to it."""
     assert problem.spec.mask is not None
     return evaluate(problem.spec.mask, *surroundings(problem, b, h, rows, keys))
 
 
-def surroundings(problem: Problem, b: int, h: int, rows: slice, keys: Any = None) -> tuple[dict[str, Any], Any, Any, Any]:
+def surroundings(problem: Problem, b: int, h: int, rows: slice, keys: XpArray = None) -> tuple[dict[str, Any], Any, Any, Any]:
     """The arguments of `evaluate` for a block of rows and all keys, or `keys`: names, reader of inputs, namespace, literals."""
     sizes = problem.sizes
     numbers = {**sizes, **problem.params, "b": b, "h": h}
@@ -92,7 +93,7 @@ def surroundings(problem: Problem, b: int, h: int, rows: slice, keys: Any = None
     return names, lambda name, at: read(problem, name, at), problem.xp, literal
 
 
-def score_rows(problem: Problem, b: int, h: int, rows: slice) -> Any:
+def score_rows(problem: Problem, b: int, h: int, rows: slice) -> XpArray:
     """The scores of one head before the mask, for a block of query rows: [rows, kv_len]."""
     names, *rest = surroundings(problem, b, h, rows)
     q, k = query_rows(problem, b, h, rows), key_rows(problem, b, h)
@@ -100,19 +101,19 @@ def score_rows(problem: Problem, b: int, h: int, rows: slice) -> Any:
     return _like(evaluate(problem.spec.score, names, *rest) + 0.0 * names["s"], q)
 
 
-def query_rows(problem: Problem, b: int, h: int, rows: slice) -> Any:
+def query_rows(problem: Problem, b: int, h: int, rows: slice) -> XpArray:
     """Rows of Q of one head as scores have them: rotated, if the spec rotates them."""
     q, rotary = problem.q[b, h, rows], problem.spec.rotary
     return q if rotary is None else _rotated(problem, q, *angles(problem, b, rows))
 
 
-def key_rows(problem: Problem, b: int, h: int) -> Any:
+def key_rows(problem: Problem, b: int, h: int) -> XpArray:
     """All rows of K of one head, as `query_rows`."""
     k, rotary = problem.k[b, kv_head(problem, h)], problem.spec.rotary
     return k if rotary is None else _rotated(problem, k, *angles(problem, b))
 
 
-def angles(problem: Problem, b: int, rows: slice | None = None) -> tuple[Any, Any]:
+def angles(problem: Problem, b: int, rows: slice | None = None) -> tuple[XpArray, XpArray]:
     """The cosines and sines [length, rotary_dim / 2] of query rows, or of all keys; outside its table, of the nearest row."""
     rotary = problem.spec.rotary
     assert rotary is not None
@@ -124,12 +125,12 @@ def angles(problem: Problem, b: int, rows: slice | None = None) -> tuple[Any, An
     return cosines[at_cosines], sines[at_sines]
 
 
-def _rotated(problem: Problem, rows: Any, cosines: Any, sines: Any) -> Any:
+def _rotated(problem: Problem, rows: XpArray, cosines: XpArray, sines: XpArray) -> XpArray:
     """Rows [length, head_dim] rotated, as numbers of the spec's element type."""
     return _in_storage(turned(problem, rows, cosines, sines), problem.spec)
 
 
-def turned(problem: Problem, rows: Any, cosines: Any, sines: Any) -> Any:
+def turned(problem: Problem, rows: XpArray, cosines: XpArray, sines: XpArray) -> XpArray:
     """Rows [length, head_dim] whose pairs are turned by angles with these cosines and sines; by -sines, turned back."""
     rotary, xp = problem.spec.rotary, problem.xp
     assert rotary is not None
@@ -142,7 +143,7 @@ def turned(problem: Problem, rows: Any, cosines: Any, sines: Any) -> Any:
     return xp.concatenate((pairs, rest), -1)
 
 
-def _in_storage(rows: Any, spec: AttentionSpec) -> Any:
+def _in_storage(rows: XpArray, spec: AttentionSpec) -> XpArray:
     """Rows rounded to the spec's element type, in the precision that they have. The rounding has the derivative 1."""
     if hasattr(rows, "astype"):
         return from_storage(round_to_storage(rows.astype(np.float32), spec.dtype)).astype(rows.dtype)
@@ -159,10 +160,10 @@ def kv_head(problem: Problem, h: int) -> int:
 class Weights:
     """The weights of a block of query rows and what they follow from. The last two are None if rows are not a softmax."""
 
-    allowed: Any  # per pair; None: every pair
-    weights: Any  # P [rows, kv_len]
-    lse: Any | None  # [rows]
-    sink_weight: Any | None  # [rows, 1], the weight of the sink; also None without one
+    allowed: XpArray  # per pair; None: every pair
+    weights: XpArray  # P [rows, kv_len]
+    lse: XpArray | None  # [rows]
+    sink_weight: XpArray | None  # [rows, 1], the weight of the sink; also None without one
 
 
 def weight_rows(problem: Problem, b: int, h: int, rows: slice) -> Weights:
@@ -185,7 +186,7 @@ def weight_rows(problem: Problem, b: int, h: int, rows: slice) -> Weights:
     return Weights(allowed, *_softmax(problem, scores, sink, (b, h, rows.start)))
 
 
-def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, Any | None]:
+def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[XpArray, XpArray | None]:
     """O [rows, head_dim_v] and lse [rows] of one head, for a block of query rows."""
     found = weight_rows(problem, b, h, rows)
     factors = dropout_rows(problem, b, h, rows)
@@ -220,7 +221,7 @@ def _in_bytes(problem: Problem, weights: Array, at: tuple[int, ...]) -> Array:
     return found
 
 
-def dropout_rows(problem: Problem, b: int, h: int, rows: slice) -> Any | None:
+def dropout_rows(problem: Problem, b: int, h: int, rows: slice) -> XpArray | None:
     """What dropout multiplies the weights of one head with, for a block of query rows: [rows, kv_len]; None without dropout."""
     if problem.spec.dropout is None:
         return None
@@ -231,7 +232,7 @@ def dropout_rows(problem: Problem, b: int, h: int, rows: slice) -> Any | None:
     return _like(random >= dropped, problem.q) * kept_factor(dropped)
 
 
-def dropped(problem: Problem, weights: Any, factors: Any) -> Any:
+def dropped(problem: Problem, weights: XpArray, factors: XpArray) -> XpArray:
     """Weights times what dropout multiplies them with: a dropped weight is 0, an infinite one too."""
     return problem.xp.where(factors == 0.0, problem.xp.full_like(weights, 0.0), weights * factors)
 
@@ -244,7 +245,7 @@ def is_split(spec: AttentionSpec) -> bool:
 SUMS_OVER_HEAD_DIM = ("s", "dp")
 
 
-def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int, ...]) -> Any:
+def matrix_product(problem: Problem, a: XpArray, b: XpArray, result: str, at: tuple[int, ...]) -> XpArray:
     """`a @ b`; if the problem has rounding, with errors as fp32 may have them on any machine, the same each time.
 
     The error of a sum of n terms x is u sqrt(n + 36) |x|: 2.4 standard deviations of independent roundings, u sqrt(n / 6) |x|
@@ -264,7 +265,7 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
     of_bytes = result == "s" and rounding.of_bytes
     unit = TERM_OF_BYTES if of_bytes else unit
 
-    def product() -> tuple[Any, Any]:
+    def product() -> tuple[XpArray, XpArray]:
         found, size = a @ b, unit * np.sqrt((a * a) @ (b * b))
         if result == "s" and not of_bytes and problem.spec.score is S and (exact := _are_exact(a, b)).any():
             size = np.where(exact, 0.0 if is_power_of_2(problem) else unit_roundoff(FP32) * np.abs(found), size)
@@ -332,7 +333,9 @@ def _codes(key: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     return found
 
 
-def _softmax(problem: Problem, scores: Any, sink: Any | None, at: tuple[int, ...]) -> tuple[Any, Any, Any | None]:
+def _softmax(
+    problem: Problem, scores: XpArray, sink: XpArray | None, at: tuple[int, ...]
+) -> tuple[XpArray, XpArray, XpArray | None]:
     """P, lse and the sink's weight. A row without keys has P = 0; its lse is the sink, or -inf without one.
 
     If the problem has rounding, exponents have the error of fp32: a score and its row's maximum are each rounded before they
@@ -360,16 +363,16 @@ def _softmax(problem: Problem, scores: Any, sink: Any | None, at: tuple[int, ...
     return weights / divisor, lse[:, 0], None if sink is None else xp.exp(floor - shift) / divisor
 
 
-def _like(array: Any, example: Any) -> Any:
+def _like(array: XpArray, example: XpArray) -> XpArray:
     """`array` in the precision of `example`."""
     return array.astype(example.dtype) if hasattr(array, "astype") else array.to(example.dtype)
 
 
-def _arange(problem: Problem, start: int, stop: int) -> Any:
+def _arange(problem: Problem, start: int, stop: int) -> XpArray:
     return problem.xp.arange(start, stop, dtype=problem.xp.int64, **_place(problem))
 
 
-def _number(problem: Problem, value: object) -> Any:
+def _number(problem: Problem, value: object) -> XpArray:
     """A number for an expression: torch's functions require tensors; numpy's are faster with Python's numbers. A param that is
     a tensor stays one, so that it has a gradient."""
     return problem.xp.number(value) if _place(problem) and isinstance(value, (int, float)) else value
@@ -379,7 +382,7 @@ def _place(problem: Problem) -> dict[str, object]:
     return {"device": problem.q.device} if problem.xp.__name__ == "torch" else {}
 
 
-def read_input(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
+def read_input(problem: Problem, name: str, indices: tuple[XpArray, ...]) -> XpArray:
     """`input[indices]`. A dimension of size 1 is broadcast: it is read at 0 for every index. Without elements, which no pair
     reads, it is 0."""
     array = problem.inputs[name]
@@ -393,7 +396,7 @@ def read_input(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
     return array[at]
 
 
-def attention(problem: Problem, output: Any, lse: Any) -> tuple[Any, Any | None]:
+def attention(problem: Problem, output: XpArray, lse: XpArray) -> tuple[XpArray, XpArray | None]:
     """O and lse of all heads, written to `output` and `lse`; None instead of lse if rows are not a softmax."""
     for b, h, rows in product(range(problem.q.shape[0]), range(problem.q.shape[1]), blocks_of_rows(problem)):
         output[b, h, rows], row_lse = attention_rows(problem, b, h, rows)
