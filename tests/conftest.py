@@ -22,7 +22,7 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
 ROOT = tiers.ROOT
-_seconds: dict[str, float] = {}  # of tests that ran, by their names
+_seconds: dict[str, float] = {}  # durations of the tests that ran, by their names
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

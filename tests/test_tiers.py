@@ -77,14 +77,16 @@ def test_each_long_test_of_a_file_has_its_turn(monkeypatch: pytest.MonkeyPatch) 
 
 def test_slow_tests_are_long_and_half_of_them_have_a_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tiers, "SLOW", tmp_path / "slow.tsv")
-    tiers.SLOW.write_text("1.2\tfile.py::test_a[0]\n3.0\tfile.py::test_a[gone]\n", encoding="utf-8")
+    tiers.SLOW.write_text("1.2\ttests/device/file.py::test_a[0]\n3.0\ttests/device/file.py::test_a[gone]\n", encoding="utf-8")
     tiers.slow_tests.cache_clear()
-    tiers.write_slow({f"file.py::test_a[{n}]": n for n in range(4)})
+    tiers.write_slow({f"tests/device/file.py::test_a[{n}]": n for n in range(4)})
     tiers.slow_tests.cache_clear()
-    assert tiers.slow_tests() == {f"file.py::test_a[{n}]": s for n, s in ((1, 1.0), (2, 2.0), (3, 3.0), ("gone", 3.0))}
-    matrix = items("file.py::test_a", tiers.cases(range(5), quick=lambda _: True))
+    assert tiers.slow_tests() == {
+        f"tests/device/file.py::test_a[{n}]": s for n, s in ((1, 1.0), (2, 2.0), (3, 3.0), ("gone", 3.0))
+    }
+    matrix = items("tests/device/file.py::test_a", tiers.cases(range(5), quick=lambda _: True))
     matrix[3].add_marker(pytest.mark.quick)
     tiers.take_turns(matrix)
     tiers.slow_tests.cache_clear()
-    assert chosen(matrix, "quick") == {f"file.py::test_a[{n}]" for n in (0, 3, 4)}
+    assert chosen(matrix, "quick") == {f"tests/device/file.py::test_a[{n}]" for n in (0, 3, 4)}
     assert len(chosen(matrix, "long")) == len(chosen(matrix, "turns")) == 1

@@ -3,9 +3,9 @@ what long leaves out of tests with many cases.
 
 `pytest` runs quick, `pytest --tier long` the rest, `pytest --tier all` all. A test is in quick unless it is marked `long`, or
 took more than a second when it was last measured (`slow.tsv`) and is not marked `quick`. Each version of the package has other
-parts in long: of a test's long cases one in 24, or in what `one_of` says, and of a file's long tests half, but all where
-`one_of` is 1; and half of those that are only slow. After some versions each has had its turn. The others are marked `turns`,
-and `pytest --tier turns` runs them.
+parts in long: of a test's long cases one in 24, or in what `one_of` says; of a file's long tests half, but all where `one_of`
+is 1; and of slow tests half, but all of those that lie in `tests` itself, which are of documents. After some versions each has
+had its turn. The others are marked `turns`, and `pytest --tier turns` runs them.
 
 Property tests are in both tiers, with few examples in quick and many in long. A test named on the command line
 (`file.py::test`) always runs. What ptxas makes of kernels (spills, registers, the order of products) belongs to long.
@@ -101,7 +101,8 @@ def take_turns(items: Iterable[pytest.Item]) -> None:
     file half of its tests, and of slow tests half."""
     files: dict[str, dict[str, list[pytest.Item]]] = {}
     slow = dict.fromkeys(mark_slow(items))
-    for item in _not_drawn(SLOW.name, [*slow], SLOW_ONE_OF):
+    of_folders = [item for item in slow if item.nodeid.count("/") > 1]  # tests of documents lie in `tests` itself: all in long
+    for item in _not_drawn(SLOW.name, of_folders, SLOW_ONE_OF):
         item.add_marker(pytest.mark.turns)
     for item in (item for item in items if item not in slow):
         if item.get_closest_marker("long"):

@@ -87,7 +87,7 @@ class ShortRows:
     most: int
     forward: Tile | None = None
     backward: Tile | None = None  # rows that a block of keys visits x its keys
-    fills: bool = True  # of calls with a head for each SM at least, those of the whole batch counted
+    fills: bool = True  # calls with a head for each SM at least, those of the whole batch counted
     because: str = WHY_SHORT
 
 

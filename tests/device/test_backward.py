@@ -109,6 +109,7 @@ def test_what_the_mask_excludes_leaves_no_trace(schedule: str, normalize: str) -
     assert not found["k"][..., 20:, :].any()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("schedule", ONE_IN_QUICK)
 def test_rows_without_keys_and_calls_without_rows(schedule: str) -> None:
     spec = attngen.define(dtype="bf16", head_dim=8, mask="k < q - 20", lse=True)

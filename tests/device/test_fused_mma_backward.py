@@ -51,6 +51,7 @@ SCORES = {
 HEADS = ((64, 64), (128, 128), (80, 80), (40, 24), (16, 72), (192, 128))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(HEADS, quick=[(40, 24)], one_of=2))
 @pytest.mark.parametrize("dtype", tiers.cases(["fp16", "bf16", "fp32"], quick=["fp16"]))
 def test_head_sizes_and_lengths(head_dim: int, head_dim_v: int, dtype: str) -> None:

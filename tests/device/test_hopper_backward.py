@@ -66,6 +66,7 @@ def test_variants(name: str) -> None:
 ADDED = [(name, d) for name in VARIANTS for d in (64, 128) if name not in ("sigmoid", "none")]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("name", "head_dim"), tiers.cases(ADDED, quick=[("documents", 64)], one_of=2))
 def test_dq_added_up_in_global_memory(name: str, head_dim: int) -> None:
     for seed, shape in enumerate(SHAPES):

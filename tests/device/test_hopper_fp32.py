@@ -102,6 +102,7 @@ def test_each_product_of_terms_is_needed(term: str) -> None:
     assert 4 * errors[0] < errors[1], errors
 
 
+@pytest.mark.quick
 def test_errors_are_those_of_fp32() -> None:
     """At most those of the same computation by numpy in fp32."""
     for form in ("plain", "heads of 128"):

@@ -60,6 +60,7 @@ def of_bytes(form: str = "plain", **more: Any) -> AttentionSpec:
     return attngen.define(**({"dtype": BYTES, "head_dim": 64, "head_dim_v": 64} | FORMS[form] | more))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("form", tiers.cases([*FORMS], quick=["scales"]))
 def test_against_the_oracle(form: str) -> None:
     """Lengths around tiles, grouped heads."""

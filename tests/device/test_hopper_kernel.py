@@ -22,6 +22,7 @@ from tests.hopper import HOPPER_SCHEDULES
 LENGTHS = ((1, 1), (7, 7), (130, 290), (300, 300))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("name", "dtype"), tiers.cases(IN_16_BITS, quick=[("gpt2", "fp16")], one_of=2))
 def test_every_spec_against_the_oracle(name: str, dtype: str) -> None:
     spec = small(name, dtype)

@@ -54,6 +54,7 @@ def test_refusals() -> None:
 SIZES = [(264, 264), (512, 512), (576, 512), (128, 512), (512, 64), (320, 320), (8, 264), (448, 328)]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(SIZES, quick=[(264, 264), (576, 512)]))
 def test_head_sizes(head_dim: int, head_dim_v: int) -> None:
     assert run(wide(head_dim, head_dim_v, mask="causal", lse=True), "hopper", Shape(1, 2, 1, 70, 150)).passed

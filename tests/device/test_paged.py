@@ -77,6 +77,7 @@ KEYS = [0, 1, 16, 17, 300, 64, 5]
 QUICK = SCHEDULES[:1]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.long) for c in SCHEDULES], ids=str)
 def test_sequences_in_pages(case: Case) -> None:
     """Lengths from 0 on, pages of several sizes, rubbish in the table, NaN in the rows that no sequence has."""

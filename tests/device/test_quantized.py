@@ -91,6 +91,7 @@ def test_sequences_whose_unused_rows_are_nan(schedule: str, storage: str) -> Non
     assert np.isfinite(from_storage(output)).all()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("types", "scales", "size"), tiers.cases(OF_DECODE, quick=[("e4m3", "of heads", 48)]))
 def test_decode(types: str, scales: str, size: int) -> None:
     """Of several splits and warps; fragments of Q in registers, or read for each tile; warps that share wider heads."""

@@ -27,6 +27,7 @@ LENGTHS = ((1, 1), (7, 7), (130, 150))
 QUICK = [("alibi", "fp32"), ("packed_documents", "bf16")]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("name", "dtype"),
     tiers.cases(IN_16_BITS_AND_FP32, quick=QUICK, one_of=6),
@@ -67,6 +68,7 @@ def test_inputs_without_dimensions_are_read_at_each_call() -> None:
             assert found.passed, (kernel.plan.keyword, flag, found)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_problems_without_rows_or_keys(schedule: str) -> None:
     spec = attngen.define(dtype="bf16", head_dim=8, mask="causal", lse=True)

@@ -30,6 +30,7 @@ CHOSEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("name", "dtype"), tiers.cases(CHOSEN, quick=[("gpt2", "fp16"), ("packed_documents", "bf16")]))
 def test_specs_against_the_oracle(name: str, dtype: str) -> None:
     spec = small(name, dtype)
