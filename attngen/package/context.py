@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 
-from attngen.emit.cuda_text import Temporary
 from attngen.emit.program import (
     MULTIPROCESSORS,
     Extent,
@@ -23,6 +20,20 @@ from attngen.emit.program import (
 )
 from attngen.package.cpp_text import CppPrinter, CppText, literal
 from attngen.package.functions import Function, Packaged, Variant
+from attngen.package.of_spec import (
+    Argument,
+    Check,
+    Group,
+    Launch,
+    Member,
+    OfFunction,
+    OfProgram,
+    OfSpec,
+    Param,
+    Stage,
+    Workspace,
+    capability_of,
+)
 from attngen.plan.formulas import SYMBOLS, expression
 from attngen.spec.attention import SIZES
 from attngen.spec.attention import Param as SpecParam
@@ -30,7 +41,6 @@ from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Const, Expr, Name, Type, constant, name
 from attngen.spec.obligations import conditions_of_call
 from attngen.spec.operator import FLOAT_ONE, FLOAT_ZERO, both, less, less_equal
-from attngen.spec.print_attn import to_text
 
 ROWS_AND_KEYS = ("q", "k", "v", "dout")  # see attngen/device/binding.py
 TENSOR_MAP_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32"}  # see attngen/device/cuda/tensor_map.py
@@ -48,205 +58,6 @@ WHAT = {
     "dk": "gradient of k",
     "dv": "gradient of v",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """An array of a call, a member of the struct of arguments. Sizes are C++ expressions of `s`, the sizes of the call."""
-
-    name: str
-    dtype: str
-    axes: tuple[str, ...]  # in words
-    size_texts: tuple[str, ...]
-    broadcasts: tuple[bool, ...]  # whether a stride of 0 stands for one element
-    is_input: bool  # read by every function, written by none
-    like: str  # the argument whose sizes it has
-
-    @property
-    def bytes(self) -> int:
-        return DTYPES[self.dtype].bytes
-
-    @property
-    def what(self) -> str:
-        return WHAT.get(self.name, f"gradient of {self.like}" if self.like else "")
-
-    @property
-    def struct(self) -> str:
-        return "input" if self.is_input else "array"
-
-    @property
-    def and_what(self) -> str:
-        return f": {self.what}" if self.what else ""
-
-    @property
-    def initializers(self) -> list[str]:
-        return [f"{{{size}, {str(one).lower()}}}" for size, one in zip(self.size_texts, self.broadcasts, strict=True)]
-
-    @property
-    def like_initializers(self) -> list[str]:
-        return [f"{{call.{self.like}.sizes[{i}], false}}" for i in range(len(self.size_texts))]
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """A number of a call; `literal` is its default as C++."""
-
-    name: str
-    type: str
-    default: int | float | None
-    literal: str
-
-    @property
-    def and_default(self) -> str:
-        return "" if self.default is None else f"  // default: {self.default}"
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """The value of a kernel's parameter, a local variable; `form` names the template that writes it."""
-
-    form: str
-    local: str
-    ctype: str
-    array: str
-    argument: str
-    dim: int
-    value: str
-    dtype: str
-
-    @property
-    def pointer(self) -> str:
-        return f"&{self.local}.map" if self.form == "map" else f"&{self.local}"
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One kernel of a program, `number` in the library's table."""
-
-    entry: KernelEntry
-    number: int
-    grid: CppText
-    limits: tuple[str, ...]  # the most blocks; "0": any number
-    own_sizes: tuple[tuple[str, str], ...]  # sizes of the grid that are those of an array
-    members: tuple[Member, ...]
-
-    @property
-    def pointers(self) -> list[str]:
-        return textwrap.wrap(", ".join(m.pointer for m in self.members), 110)
-
-
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """Memory of a call that the caller provides; `form` names the template."""
-
-    name: str
-    form: str
-    bytes: int
-    dims: tuple[str, ...]
-    spared: tuple[str, ...]  # conditions of calls that do not need it
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What the kernels of a program require of an argument. `pairs`: the sizes of a gradient of an array that may not be
-    broadcast."""
-
-    argument: str
-    alignment: int
-    unit_stride: bool
-    written: bool
-    pairs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OfProgram:
-    """One program in the library."""
-
-    id: str
-    program: Program
-    numbers: tuple[str, ...]  # names of what formulas compute for a call
-    formulas: CppText
-    checks: tuple[Check, ...]
-    temporaries: tuple[Temporary, ...]  # what the sizes of workspaces share
-    workspaces: tuple[Workspace, ...]
-    launches: tuple[Launch, ...]
-
-    @property
-    def counters(self) -> list[Workspace]:
-        return [w for w in self.workspaces if w.form == "counter"]
-
-    @property
-    def first_output(self) -> str:
-        return self.program.of_role("output")[0].argument
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The variants of a stage for one architecture: number `first` and those that follow, each with its condition."""
-
-    first: int
-    capability: int
-    exact: bool
-    or_newer: str
-    printed: CppText
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    groups: tuple[Group, ...]
-    ids: tuple[str, ...]  # names of the programs
-
-
-@dataclass(frozen=True, slots=True)
-class OfFunction:
-    """A function; `form` names the template that runs its stages."""
-
-    name: str
-    stages: tuple[Stage, ...]
-
-    @property
-    def form(self) -> str:
-        return "stage" if len(self.stages) == 1 else "stages"
-
-
-@dataclass(frozen=True, slots=True)
-class OfSpec:
-    """One spec in the library."""
-
-    packaged: Packaged
-    sizes: tuple[str, ...]  # those that a call states
-    fixed: tuple[tuple[str, int], ...]  # others
-    arguments: tuple[Argument, ...]
-    params: tuple[Param, ...]
-    conditions: tuple[tuple[int, int, CppText], ...]  # with the least numbers of rows and keys for which they are needed
-    functions: tuple[OfFunction, ...]
-    programs: tuple[OfProgram, ...]
-
-    @property
-    def name(self) -> str:
-        return self.packaged.spec.name
-
-    @property
-    def lines(self) -> list[str]:
-        """The spec."""
-        return to_text(self.packaged.spec).rstrip().splitlines()
-
-    @property
-    def fixed_names(self) -> tuple[str, ...]:
-        return tuple(n for n, _ in self.fixed)
-
-    @property
-    def size_texts(self) -> list[str]:
-        return [f"s.{n}" for n in self.sizes]
-
-    @property
-    def int_params(self) -> list[str]:
-        return [p.name for p in self.params if p.type == "int32_t"]
-
-
-def capability_of(arch: str) -> tuple[int, bool]:
-    """The compute capability of an architecture, as 90, and whether its code runs on no other."""
-    return int(arch.removeprefix("sm_").removesuffix("a")), arch.endswith("a")
 
 
 class SpecContext:
@@ -302,6 +113,7 @@ class SpecContext:
                 tuple(tensor.broadcasts and a.is_free for a in tensor.axes),
                 argument not in written,
                 tensor.like,
+                WHAT.get(argument, f"gradient of {tensor.like}" if tensor.like else ""),
             )
 
     def _conditions(self) -> Iterator[tuple[int, int, CppText]]:

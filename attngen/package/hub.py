@@ -6,8 +6,8 @@ import json
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
-from attngen.package.context import OfSpec, capability_of
 from attngen.package.functions import FORWARD
+from attngen.package.of_spec import OfSpec, capability_of
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.print_attn import to_text
 

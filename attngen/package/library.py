@@ -17,9 +17,10 @@ from attngen.device.cuda.device import STATIC_SHARED_LIMIT
 from attngen.device.tensor_map import ALIGNMENT, MAX_SIZE, MAX_STRIDE
 from attngen.emit.emitter import environment
 from attngen.emit.program import KernelEntry, Program
-from attngen.package.context import OfSpec, SpecContext, capability_of
+from attngen.package.context import SpecContext
 from attngen.package.functions import Packaged
 from attngen.package.hub import CUDA, TORCH, hub_functions, metadata
+from attngen.package.of_spec import OfSpec, capability_of
 from attngen.package.python_module import DLPACK, python_spec
 from attngen.package.statuses import STATUSES
 from attngen.package.test_program import PHILOX, TestSpec, is_tested, limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.device.arrays import DLPACK_DEVICES, DLPACK_DTYPES
-from attngen.package.context import Argument, OfFunction, OfSpec
+from attngen.package.of_spec import Argument, OfFunction, OfSpec
 
 CODES = {name: code for code, name in DLPACK_DTYPES.items()}
 UINT = 1  # the code of unsigned integers in DLPack

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from attngen.diagnostics import ArgumentError
 from attngen.emit.program import Program
-from attngen.package.context import Argument, OfFunction, OfSpec
 from attngen.package.cpp_text import CTYPES, CppPrinter, CppText
 from attngen.package.functions import BACKWARD
+from attngen.package.of_spec import Argument, OfFunction, OfSpec
 from attngen.spec.attention import INDICES, SIZES, Input
 from attngen.spec.dropout import INCREMENTS, MULTIPLIERS, ROUNDS, STEPS
 from attngen.spec.dtypes import DTYPES, FP8_DTYPES, unit_roundoff
