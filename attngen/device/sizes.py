@@ -9,6 +9,7 @@ from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, c
 from attngen.device.overlap import overlaps_itself
 from attngen.diagnostics import counted
 from attngen.emit.program import Axis, OneMore, Program, Sizes, Tensor, evaluate
+from attngen.plan.formulas import smaller
 from attngen.spec.attention import CU_SEQLENS, LONGEST, PAGES
 from attngen.spec.expr import MAX_LENGTH
 
@@ -67,8 +68,8 @@ def _sizes(given: Iterable[Pair], longest: Lengths) -> dict[str, int]:
             raise ArgumentError(_wrong_size(array, position, axis, wanted, origin))
         if axis.name:
             sizes[axis.name] = wanted
-    limits = _limits(sizes, longest)
-    at_least = {length: limit for length, limit in limits.items() if length not in sizes}
+    limited = _limits(sizes, longest)
+    at_least = {length: limit for length, limit in limited.items() if length not in sizes}
     for array, position, axis in _axes(captured):
         if axis.is_free and axis.name not in at_least and array.shape[position] != 1:
             _state(array, position, axis, sizes, origin)
@@ -83,7 +84,7 @@ def _sizes(given: Iterable[Pair], longest: Lengths) -> dict[str, int]:
             raise ArgumentError(_wrong_size(array, position, axis, wanted, origin))
         elif axis.name:
             sizes[axis.name] = wanted
-    return sizes | limits
+    return sizes | limited
 
 
 def _axes(given: Iterable[Pair]) -> Iterator[tuple[ArrayView, int, Axis]]:
@@ -111,15 +112,22 @@ def _state(array: ArrayView, position: int, axis: Axis, sizes: dict[str, int], o
 def _limits(sizes: Sizes, longest: Lengths) -> dict[str, int]:
     """The lengths that no sequence of a call exceeds, where the call states them, by the names of their dimensions. `sizes` are
     those of the arrays of rows and keys."""
-    limits: dict[str, int] = {}
+    for stated in LONGEST:
+        if stated in longest and longest[stated] < 0:
+            raise ArgumentError(f"`{stated}` is {longest[stated]}; expected the length of the longest sequence, or more")
+    return limits(sizes, {stated: min(int(longest[stated]), MAX_LENGTH) for stated in LONGEST if stated in longest})
+
+
+def limits(sizes: Sizes, longest: Sizes) -> dict[str, int]:
+    """The least of what a call states in `longest` and of what its arrays have room for, by the names of lengths: a formula
+    (`attngen.plan.formulas`) for every set of sizes."""
+    found: dict[str, int] = {}
     for length, stated in zip(("q_len", "kv_len"), LONGEST, strict=True):
         if stated in longest:
-            if longest[stated] < 0:
-                raise ArgumentError(f"`{stated}` is {longest[stated]}; expected the length of the longest sequence, or more")
-            limits[length] = min(int(longest[stated]), sizes.get(length, MAX_LENGTH))
-    if "max_pages" in sizes and "kv_len" in limits:  # new rows of a cache have no such limit
-        limits["kv_len"] = min(limits["kv_len"], sizes["max_pages"] * sizes["page_size"])
-    return limits
+            found[length] = smaller(longest[stated], sizes[length]) if length in sizes else longest[stated]
+    if "max_pages" in sizes and "kv_len" in found:  # new rows of a cache have no such limit
+        found["kv_len"] = smaller(found["kv_len"], sizes["max_pages"] * sizes["page_size"])
+    return found
 
 
 def _check_kind(tensor: Tensor, array: ArrayView) -> None:

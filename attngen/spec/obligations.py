@@ -221,9 +221,10 @@ def _check_tables(spec: AttentionSpec, sizes: Mapping[str, int]) -> None:
 
 def conditions_of_call(spec: AttentionSpec) -> Iterator[tuple[Shortest, tuple[Expr, ...] | None]]:
     """Conditions over sizes and params that together imply what `check_obligations` checks of indices and divisors, and for how
-    many rows and keys at least they are needed; None if a bound does not fit 64 bits."""
+    many rows and keys at least they are needed; None if a bound does not fit 64 bits. q_len and kv_len are those of the longest
+    sequence."""
     for part, shortest in _parts(spec):
-        yield shortest, _condition_expressions(part)
+        yield shortest, _condition_expressions(part, shortest)
 
 
 def _surely_holds(spec: AttentionSpec, numbers: Numbers) -> bool:
@@ -244,15 +245,21 @@ def _conditions(spec: AttentionSpec, xp: object = PYTHON) -> Computed | None:
     return None if conditions is None else on_numbers(*conditions, xp=xp)
 
 
-def _condition_expressions(spec: AttentionSpec) -> tuple[Expr, ...] | None:
+def _condition_expressions(spec: AttentionSpec, shortest: Shortest | None = None) -> tuple[Expr, ...] | None:
     """Conditions over sizes and params that together imply the obligations of `spec`; None if a bound does not fit 64 bits. If
-    sequences have lengths of their own, q_len and kv_len are those of one, and max_q_len and max_kv_len sizes of dimensions."""
+    sequences have lengths of their own, q_len and kv_len are those of one, and max_q_len and max_kv_len sizes of dimensions.
+    With `shortest`, q_len and kv_len are these sizes, and the conditions imply the obligations for every length from `shortest`
+    up to them."""
     elements, own = element_ranges(spec), own_lengths(spec)
+    least = _lengths_from(spec, shortest) if shortest is not None else {}
 
     def size(dim: int | str) -> Expr:
-        return constant(dim) if isinstance(dim, int) else name(f"max_{dim}" if dim in own else dim, Type.INT)
+        is_own = dim in own and dim not in least
+        return constant(dim) if isinstance(dim, int) else name(f"max_{dim}" if is_own else dim, Type.INT)
 
     def of_name(node: Name) -> Interval:
+        if node.name in least:
+            return Interval(constant(least[node.name]), node)
         return Interval(ZERO, sub(name(EXTENTS[node.name], Type.INT), ONE)) if node.name in EXTENTS else Interval(node, node)
 
     def of_gather(node: Gather, _: tuple[Interval, ...]) -> Interval:
