@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
+from attngen.device.cuda.tensor_map import MAP_TYPES
 from attngen.emit.program import (
-    MULTIPROCESSORS,
+    Axis,
     Extent,
     GroupParts,
     HeadsInL2,
     KernelEntry,
+    OneMore,
     Parameter,
     Program,
     Several,
@@ -18,24 +20,27 @@ from attngen.emit.program import (
     Tensor,
     expression_of,
 )
+from attngen.package.call_sizes import sizes_of_call
 from attngen.package.cpp_text import CppPrinter, CppText, literal
 from attngen.package.functions import Function, Packaged, Variant
 from attngen.package.of_spec import (
     Argument,
     Check,
+    Dim,
     Group,
     Launch,
+    Length,
     Member,
     OfFunction,
     OfProgram,
     OfSpec,
     Param,
     Stage,
+    View,
     Workspace,
     capability_of,
 )
 from attngen.plan.formulas import SYMBOLS, expression
-from attngen.spec.attention import SIZES
 from attngen.spec.attention import Param as SpecParam
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Const, Expr, Name, Type, constant, name
@@ -43,7 +48,7 @@ from attngen.spec.obligations import conditions_of_call
 from attngen.spec.operator import FLOAT_ONE, FLOAT_ZERO, both, less, less_equal
 
 ROWS_AND_KEYS = ("q", "k", "v", "dout")  # see attngen/device/binding.py
-TENSOR_MAP_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32"}  # see attngen/device/cuda/tensor_map.py
+ENCODE = {"map": "encode_rows", "packed_map": "encode_packed", "paged_map": "encode_paged"}  # functions of runtime.hpp.j2
 WHAT = {
     "q": "queries",
     "k": "keys",
@@ -51,6 +56,10 @@ WHAT = {
     "out": "the result",
     "lse": "log of the sum of exponentials of each row",
     "lse_rest": "saved for the backward, beside lse",
+    "cu_seqlens_q": "where the rows of each sequence begin, and the last one ends",
+    "cu_seqlens_k": "where the keys of each sequence begin, and the last one ends",
+    "page_table": "the pages of each sequence",
+    "seqused": "the number of keys of each sequence",
     "rng_state": "seed and offset of dropout",
     "dout": "gradient of the result",
     "dlse": "gradient of lse",
@@ -69,21 +78,22 @@ class SpecContext:
     ) -> None:
         self.packaged, self.spec, self.ids, self.kernels, self.ptx = packaged, packaged.spec, ids, kernels, ptx
         spec = packaged.spec
-        self.fixed = () if spec.q_heads is None else (("q_heads", spec.q_heads), ("kv_heads", spec.kv_heads or 0))
-        sizes = (*SIZES, *spec.free_dims)
-        self.sizes = tuple(n for n in sizes if n not in dict(self.fixed))
-        names = {n: f"s.{n}" for n in (*sizes, MULTIPROCESSORS)} | {p.name: f"args.{p.name}" for p in spec.params}
-        self.printer = CppPrinter(names)
-        self.of_sizes = CppPrinter(names, of_sizes=True)
-        self.of_grid = CppPrinter({n: f"g.{n}" for n in (*sizes, MULTIPROCESSORS)}, of_sizes=True)
+        self.call = sizes_of_call(spec)
+        sizes = {n: f"s.{n}" for n in self.call.names}
+        self.printer = CppPrinter(sizes | {p.name: f"args.{p.name}" for p in spec.params})
+        self.of_sizes = CppPrinter(sizes, of_sizes=True)
+        self.of_grid = CppPrinter({n: f"g.{n}" for n in self.call.names}, of_sizes=True)
+        self.views = {} if spec.values is None else {"v": View("v", "k", spec.values[0], spec.head_dim_v)}
 
     def made(self) -> OfSpec:
         programs = {program: self._program(program) for program in self.packaged.programs}
         return OfSpec(
             self.packaged,
-            self.sizes,
-            self.fixed,
+            self.call,
+            tuple(self._lengths(self.call.lengths)),
+            tuple(self._lengths(self.call.limits)),
             tuple(self._arguments()),
+            tuple(self.views.values()),
             tuple(_param(p) for p in self.spec.params),
             tuple(self._conditions()),
             tuple(self._function(f) for f in self.packaged.functions),
@@ -96,6 +106,26 @@ class SpecContext:
         assert not printed.temporaries, extent
         return printed.results[0]
 
+    def _lengths(self, of: Mapping[str, Expr]) -> Iterator[Length]:
+        for length, limit in of.items():
+            yield Length(length, self.of_sizes.print(limit, share=False).results[0])
+
+    def _dim(self, axis: Axis, broadcasts: bool) -> Dim:
+        match axis.size:
+            case int(count):
+                name, more = "", count
+            case OneMore(size):
+                name, more = size, 1
+            case str(size):
+                name, more = size, 0
+            case _:
+                raise AssertionError(axis)
+        return Dim(name, more, self._text(axis.size), broadcasts and axis.is_free)
+
+    def _named(self, argument: str) -> str:
+        """The argument of a call that has the array `argument`."""
+        return self.views[argument].of if argument in self.views else argument
+
     def _arguments(self) -> Iterator[Argument]:
         tensors: dict[str, Tensor] = {}
         written = set()
@@ -104,17 +134,28 @@ class SpecContext:
                 tensors.setdefault(tensor.argument, tensor)
                 if tensor.is_written:
                     written.add(tensor.argument)
+        what = WHAT | self._of_views()
         for argument, tensor in tensors.items():
+            if argument in self.views:
+                continue
             yield Argument(
                 argument,
                 tensor.dtype,
-                tuple(a.name if a.is_free else str(a.size) for a in tensor.axes),
-                tuple(self._text(a.size) for a in tensor.axes),
-                tuple(tensor.broadcasts and a.is_free for a in tensor.axes),
+                tuple(self._dim(a, tensor.broadcasts) for a in tensor.axes),
                 argument not in written,
                 tensor.like,
-                WHAT.get(argument, f"gradient of {tensor.like}" if tensor.like else ""),
+                what.get(argument, f"gradient of {tensor.like}" if tensor.like else ""),
             )
+
+    def _of_views(self) -> dict[str, str]:
+        """What arguments are beside what they are in other specs."""
+        found = {}
+        for v in self.views.values():
+            columns = f"columns {v.first} to {v.first + v.columns - 1}"
+            found[v.of] = f"{WHAT[v.of]}; {columns} are the {WHAT[v.name]}"
+            found[f"d{v.of}"] = f"gradient of {v.of} as {WHAT[v.of]} alone"
+            found[f"d{v.name}"] = f"gradient of the {WHAT[v.name]}: the caller adds it to {columns} of d{v.of}"
+        return found
 
     def _conditions(self) -> Iterator[tuple[int, int, CppText]]:
         """What a call must fulfil, beside the sizes of its arrays."""
@@ -149,7 +190,7 @@ class SpecContext:
         for t in program.of_role("input", "output"):
             of_pairs = t.role == "output" and bool(t.like) and not t.broadcasts
             pairs = tuple(self._text(a.size) for a in t.axes) if of_pairs else ()
-            checks.append(Check(t.argument, t.alignment, t.unit_stride, t.is_written, pairs))
+            checks.append(Check(t.argument, self._named(t.argument), t.alignment, t.unit_stride, t.is_written, pairs))
         formulas = dict.fromkeys(f for one in _extents(program) if (f := _formula(one)) is not None)
         names = _distinct(SNAKE[type(f)] for f in formulas)
         exprs = [expression(f(SYMBOLS)) for f in formulas]
@@ -191,8 +232,20 @@ class SpecContext:
             printer.print(*(expression(c.whole(SYMBOLS)) for c in entry.grid), known=known),
             tuple(f"s.{c.at_most}" if c.at_most else "0" for c in entry.grid),
             own_sizes,
-            tuple(_member(p, tensors, values) for p in entry.parameters),
+            tuple(self._member(p, tensors, values) for p in entry.parameters),
         )
+
+    def _member(self, p: Parameter, tensors: Mapping[str, Tensor], values: Mapping[str, str]) -> Member:
+        tensor = tensors.get(p.of)
+        value = {"size": f"s.{p.of}", "param": f"args.{p.of}"}.get(p.binding) or values.get(p.name, "")
+        encode = ENCODE.get(p.binding, "")
+        form: str = "number" if value else "map" if encode else p.binding
+        if form == "step" and p.ctype == "int":
+            form = "narrow_step"
+        if tensor is None or value:
+            return Member(form, encode, f"{p.name}_", p.ctype, "", "", p.dim, value, "")
+        dtype = MAP_TYPES.get(tensor.dtype, "")
+        return Member(form, encode, f"{p.name}_", p.ctype, _array(tensor), self._named(tensor.argument), p.dim, value, dtype)
 
 
 SNAKE = {Splits: "splits", GroupParts: "parts", HeadsInL2: "heads_in_l2"}
@@ -225,18 +278,6 @@ def _param(declared: SpecParam) -> Param:
     is_float = declared.type is Type.FLOAT
     text = "" if declared.default is None else literal(declared.default)[0]
     return Param(declared.name, "float" if is_float else "int32_t", declared.default, f"float({text})" if is_float else text)
-
-
-def _member(p: Parameter, tensors: Mapping[str, Tensor], values: Mapping[str, str]) -> Member:
-    tensor = tensors.get(p.of)
-    value = {"size": f"s.{p.of}", "param": f"args.{p.of}"}.get(p.binding) or values.get(p.name, "")
-    form: str = "number" if value else p.binding
-    if form == "step" and p.ctype == "int":
-        form = "narrow_step"
-    if tensor is None or value:
-        return Member(form, f"{p.name}_", p.ctype, "", "", p.dim, value, "")
-    dtype = TENSOR_MAP_TYPES.get(tensor.dtype, "")
-    return Member(form, f"{p.name}_", p.ctype, _array(tensor), tensor.argument, p.dim, value, dtype)
 
 
 def _array(tensor: Tensor) -> str:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
+from attngen.package.call_sizes import sizes_of_call
 from attngen.plan.arch import Arch
 from attngen.plan.facts import DETERMINISTIC
 from attngen.plan.formulas import expression
 from attngen.plan.plan import refusal
 from attngen.schedules import choice_of, choose, parts_of
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import SIZES, AttentionSpec
 from attngen.spec.expr import Expr
 from attngen.spec.gradient import gradients_of_call
 from attngen.spec.obligations import conditions_of_call
@@ -86,18 +87,12 @@ def packaged(spec: AttentionSpec, request: Request) -> Packaged:
 
 
 def _refuse(spec: AttentionSpec) -> None:
-    """Raises PlanRefusal for a spec whose calls the library could not check, or whose arrays it has no struct for."""
-    if spec.kernel.storage != "dense":
-        what = f"attention `{spec.name}` has storage {spec.kernel.storage}"
-        why = "calls of a packaged library have dense arrays, [batch, heads, length, size]"
-        raise refusal("kernel", what, why, "package it with dense storage, or launch it by its manifest (attngen build)")
-    for name in (*(i.name for i in spec.inputs), *(p.name for p in spec.params)):
-        if name in MEMBERS:
-            what = f"`{name}` of attention `{spec.name}` is a member of every call's struct"
-            raise refusal("input", what, "it says where the memory of a call is", "rename it in the spec")
-    if spec.values is not None:
-        what = f"V of attention `{spec.name}` is a part of K"
-        raise refusal("head_dim", what, "a packaged library has no struct for that", "give V as a tensor of its own")
+    """Raises PlanRefusal for a spec whose calls the library could not check, or whose names its struct has."""
+    taken = {*MEMBERS, *sizes_of_call(spec).sizes} - {*SIZES}
+    for name in (*(i.name for i in spec.inputs), *(p.name for p in spec.params), *spec.free_dims):
+        if name in taken:
+            what = f"`{name}` of attention `{spec.name}` is a member of a call's struct"
+            raise refusal("input", what, "it says where the arrays and the memory of a call are", "rename it in the spec")
     if any(conditions is None for _, conditions in conditions_of_call(spec)):
         what = f"the library could not check the calls of attention `{spec.name}`"
         why = "the bounds of an index or a divisor do not fit 64 bits"

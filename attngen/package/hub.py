@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from attngen.package.functions import FORWARD
-from attngen.package.of_spec import OfSpec, capability_of
+from attngen.package.of_spec import Dim, OfSpec, capability_of
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.print_attn import to_text
 
@@ -51,20 +51,23 @@ def hub_functions(specs: tuple[OfSpec, ...]) -> Iterator[HubFunction]:
             continue
         roles = {t.argument: t.role for p in forward.programs for t in p.of_role("input", "output")}
         inputs = tuple(a.name for a in of_spec.arguments if roles.get(a.name) == "input")
+        of_q = [dim.name for a in of_spec.arguments if a.name == "q" for dim in a.dims]
         results = tuple(
-            Result(a.name, tuple(_size(i, axis) for i, axis in enumerate(a.axes)), DTYPES[a.dtype].torch)
+            Result(a.name, tuple(_size(of_q, dim) for dim in a.dims), DTYPES[a.dtype].torch)
             for a in of_spec.arguments
             if roles.get(a.name) == "output"
         )
-        required = [p.name for p in of_spec.params if p.default is None]
-        optional = [f"{p.name}={p.default}" for p in of_spec.params if p.default is not None]
-        numbers = tuple(p.name for p in of_spec.params)
+        params = (*of_spec.call.longest, *of_spec.params)
+        required = [p.name for p in params if p.default is None]
+        optional = [f"{p.name}={p.default}" for p in params if p.default is not None]
+        numbers = tuple(p.name for p in params)
         doc = "; ".join(line.strip() for line in to_text(of_spec.packaged.spec).strip().splitlines()[1:-1])
         yield HubFunction(of_spec.name, (*inputs, *required, *optional), inputs, numbers, results, doc)
 
 
-def _size(position: int, axis: str) -> str:
-    return axis if axis.isdigit() and axis != "0" else f"q.shape[{position}]"
+def _size(of_q: Sequence[str], dim: Dim) -> str:
+    """The size of a result along a dimension that q has too, or a number."""
+    return f"q.shape[{of_q.index(dim.name)}]" if dim.name else str(dim.more)
 
 
 def metadata(name: str, arches: Iterable[str], as_ptx: Container[str]) -> str:

@@ -11,12 +11,12 @@ from os import cpu_count
 from types import MappingProxyType
 
 from attngen.cache.disk_cache import digest
-from attngen.device.binding import MAX_GRID, ROW_BYTES
+from attngen.device.binding import ANY_SIZE, MAX_GRID, ROW_BYTES
 from attngen.device.cuda.compiler import CACHE, compile_text, cubin, nvrtc_version
 from attngen.device.cuda.device import STATIC_SHARED_LIMIT
 from attngen.device.tensor_map import ALIGNMENT, MAX_SIZE, MAX_STRIDE
 from attngen.emit.emitter import environment
-from attngen.emit.program import KernelEntry, Program
+from attngen.emit.program import PACKED_ROWS, KernelEntry, Program
 from attngen.package.context import SpecContext
 from attngen.package.functions import Packaged
 from attngen.package.hub import CUDA, TORCH, hub_functions, metadata
@@ -28,6 +28,13 @@ from attngen.spec.expr import MAX_INT_PARAM, MAX_LENGTH
 
 WORDS_OF_A_LINE = 6
 MOST_DIMS = 10  # dimensions of an array or a workspace
+MAP_LIMITS = {
+    "size": MAX_SIZE,
+    "stride": MAX_STRIDE,
+    "alignment": ALIGNMENT,
+    "any_size": ANY_SIZE,
+    "packed_rows": PACKED_ROWS,
+}
 CODE = "code"  # the folder of compiled kernels
 DRIVER_FUNCTIONS = (
     "cuCtxGetDevice",
@@ -169,7 +176,7 @@ def test_context(made: Library) -> dict[str, object]:
 def context_of(made: Library) -> Mapping[str, object]:
     """What the templates of a library read."""
     arguments = tuple(dict.fromkeys(a.name for spec in made.specs for a in spec.arguments))
-    dims = max((len(a.axes) for spec in made.specs for a in spec.arguments), default=0)
+    dims = max((len(a.dims) for spec in made.specs for a in spec.arguments), default=0)
     places = {image.id: number for number, image in enumerate(i for i in made.images if i.target == "cubin")}
     with_ptx = {image.id for image in made.images if image.target == "ptx"}
     modules = []
@@ -194,7 +201,7 @@ def context_of(made: Library) -> Mapping[str, object]:
         "max_int_param": MAX_INT_PARAM,
         "max_grid": MAX_GRID,
         "row_bytes": ROW_BYTES,
-        "map_limits": {"size": MAX_SIZE, "stride": MAX_STRIDE, "alignment": ALIGNMENT},
+        "map_limits": MAP_LIMITS,
         "static_shared": STATIC_SHARED_LIMIT,
         "driver_functions": DRIVER_FUNCTIONS,
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attngen.emit.cuda_text import Temporary
 from attngen.emit.program import KernelEntry, Program
+from attngen.package.call_sizes import CallSizes
 from attngen.package.cpp_text import CppText
 from attngen.package.functions import Packaged
 from attngen.spec.dtypes import DTYPES
@@ -14,14 +15,27 @@ from attngen.spec.print_attn import to_text
 
 
 @dataclass(frozen=True, slots=True)
+class Dim:
+    """A dimension of an array. It has `more` elements than the size `name` of the call, or `more` elements if it has no name;
+    `text` is that as C++ over `s`, the sizes of the call."""
+
+    name: str
+    more: int
+    text: str
+    broadcasts: bool  # whether a stride of 0 stands for one element
+
+    @property
+    def words(self) -> str:
+        return f"{self.name} + {self.more}" if self.name and self.more else self.name or str(self.more)
+
+
+@dataclass(frozen=True, slots=True)
 class Argument:
-    """An array of a call, a member of the struct of arguments. Sizes are C++ expressions of `s`, the sizes of the call."""
+    """An array of a call, a member of the struct of arguments."""
 
     name: str
     dtype: str
-    axes: tuple[str, ...]  # in words
-    size_texts: tuple[str, ...]
-    broadcasts: tuple[bool, ...]  # whether a stride of 0 stands for one element
+    dims: tuple[Dim, ...]
     is_input: bool  # read by every function, written by none
     like: str  # the argument whose sizes it has
     what: str  # in words
@@ -39,12 +53,38 @@ class Argument:
         return f": {self.what}" if self.what else ""
 
     @property
+    def size_texts(self) -> list[str]:
+        return [dim.text for dim in self.dims]
+
+    @property
+    def words(self) -> list[str]:
+        return [dim.words for dim in self.dims]
+
+    @property
     def initializers(self) -> list[str]:
-        return [f"{{{size}, {str(one).lower()}}}" for size, one in zip(self.size_texts, self.broadcasts, strict=True)]
+        return [f"{{{dim.text}, {str(dim.broadcasts).lower()}}}" for dim in self.dims]
 
     @property
     def like_initializers(self) -> list[str]:
-        return [f"{{call.{self.like}.sizes[{i}], false}}" for i in range(len(self.size_texts))]
+        return [f"{{call.{self.like}.sizes[{i}], false}}" for i in range(len(self.dims))]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An array that is a part of an argument: its columns from `first` on."""
+
+    name: str
+    of: str
+    first: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A length of the longest sequence that a call may have, as C++ over its sizes."""
+
+    name: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +103,15 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The value of a kernel's parameter, a local variable; `form` names the template that writes it."""
+    """The value of a kernel's parameter, a local variable. `form` names the template that writes it, and `encode` the function
+    that makes a tensor map."""
 
     form: str
+    encode: str
     local: str
     ctype: str
     array: str
-    argument: str
+    argument: str  # the caller's name of the array, for a status
     dim: int
     value: str
     dtype: str
@@ -108,10 +150,11 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the kernels of a program require of an argument. `pairs`: the sizes of a gradient of an array that may not be
+    """What the kernels of a program require of an array. `pairs`: the sizes of a gradient of an array that may not be
     broadcast."""
 
-    argument: str
+    array: str
+    argument: str  # at fault if it is not fulfilled
     alignment: int
     unit_stride: bool
     written: bool
@@ -174,9 +217,11 @@ class OfSpec:
     """One spec in the library."""
 
     packaged: Packaged
-    sizes: tuple[str, ...]  # those that a call states
-    fixed: tuple[tuple[str, int], ...]  # others
+    call: CallSizes
+    lengths: tuple[Length, ...]  # those that no array states
+    limits: tuple[Length, ...]  # those of lengths that an array states
     arguments: tuple[Argument, ...]
+    views: tuple[View, ...]
     params: tuple[Param, ...]
     conditions: tuple[tuple[int, int, CppText], ...]  # with the least numbers of rows and keys for which they are needed
     functions: tuple[OfFunction, ...]
@@ -192,12 +237,8 @@ class OfSpec:
         return to_text(self.packaged.spec).rstrip().splitlines()
 
     @property
-    def fixed_names(self) -> tuple[str, ...]:
-        return tuple(n for n, _ in self.fixed)
-
-    @property
     def size_texts(self) -> list[str]:
-        return [f"s.{n}" for n in self.sizes]
+        return [f"s.{n}" for n in self.call.stated]
 
     @property
     def int_params(self) -> list[str]:

@@ -13,7 +13,7 @@ class StatusCode:
 
 STATUSES = (
     StatusCode("OK", "success"),
-    StatusCode("SIZE", "a size is negative or larger than 2^29"),
+    StatusCode("SIZE", "a size or a length is negative, not stated, or larger than 2^29"),
     StatusCode("HEADS", "the number of query heads is no multiple of the number of key/value heads"),
     StatusCode("TOO_LARGE", "the call is too large for one launch: split it over batch or heads"),
     StatusCode("PARAM", "a param is out of range"),
@@ -34,4 +34,5 @@ STATUSES = (
     StatusCode("NO_CONTEXT", "this thread has no current CUDA context: call cudaSetDevice or cuCtxSetCurrent first"),
     StatusCode("NO_DRIVER", "libcuda.so.1 cannot be loaded, or is older than CUDA 12"),
     StatusCode("DRIVER_REFUSED", "the CUDA driver refused the call; driver_error() has its code"),
+    StatusCode("PAGES", "the stride of pages, or of padded keys, is no multiple of that of rows, or they have 2^31 rows"),
 )

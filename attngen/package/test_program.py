@@ -21,6 +21,8 @@ from attngen.spec.obligations import check_obligations
 # The largest error that passes, in units of roundoff of the largest element: tensor cores multiply fp32 in parts
 UNITS = {"fp16": 8, "bf16": 8, "fp32": 256}
 FEW_HEADS = (4, 2)  # query and key/value heads, of specs that fix none
+SEQUENCES = 4  # in a call, if each has a length of its own
+PAGE_SIZE, SPARE_PAGES = 16, 1  # rows, of a spec that does not state it; pages in no sequence
 FREE_SIZE = 9  # the size of a dimension that comes with an array
 SAMPLES = {"float": "0.5", "int32_t": "3"}  # values of params without default
 PHILOX = {"rounds": ROUNDS, "multipliers": MULTIPLIERS, "increments": INCREMENTS, "steps": STEPS}
@@ -76,11 +78,14 @@ class TestFunction:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One problem. `other_layout`: rows hold their heads, and captured arrays are broadcast where they may be."""
+    """One problem. `other_layout`: rows hold their heads, and captured arrays are broadcast where they may be. Each sequence
+    has its number of `rows` and `keys`."""
 
     title: str
     sizes: tuple[int, ...]
     other_layout: bool
+    rows: tuple[int, ...]
+    keys: tuple[int, ...]
 
 
 def is_tested(of_spec: OfSpec) -> bool:
@@ -95,7 +100,7 @@ class TestSpec:
     def __init__(self, of_spec: OfSpec) -> None:
         self.of, self.spec = of_spec, of_spec.packaged.spec
         self.gradient: Gradient | None = gradient_of(self.spec) if self.has_backward else None
-        self.all_sizes = (*of_spec.sizes, *of_spec.fixed_names)
+        self.all_sizes = tuple(dict.fromkeys((*of_spec.call.of_arrays, *of_spec.call.fixed, *SIZES, *of_spec.call.stated)))
         names = {n: f"in.sizes.{n}" for n in (*SIZES, *self.spec.free_dims)} | {n: f"p.{n}" for n in (*INDICES, "s")}
         self.printer = CppPrinter(names | {p.name: f"in.{p.name}" for p in self.spec.params})
 
@@ -107,7 +112,11 @@ class TestSpec:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        return self.of.sizes
+        return self.of.call.stated
+
+    @property
+    def longest(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.of.call.longest)
 
     @property
     def params(self) -> list[dict[str, object]]:
@@ -116,6 +125,15 @@ class TestSpec:
     @property
     def normalize(self) -> str:
         return self.spec.normalize.upper()
+
+    @property
+    def head_dim_v(self) -> int:
+        return self.spec.head_dim_v
+
+    @property
+    def first_value(self) -> int:
+        """The first column of the values in the array that has them."""
+        return self.spec.values[0] if self.spec.values is not None else 0
 
     @property
     def has_lse(self) -> bool:
@@ -180,10 +198,9 @@ class TestSpec:
 
     @property
     def cases(self) -> list[Case]:
-        q_heads, kv_heads = (self.spec.q_heads, self.spec.kv_heads) if self.of.fixed else FEW_HEADS
-        assert q_heads
-        assert kv_heads
-        few = 2 if q_heads <= 8 else 1
+        heads = dict(zip(("q_heads", "kv_heads"), FEW_HEADS, strict=True)) | self.of.call.fixed
+        q_heads, dense = heads["q_heads"], self.spec.kernel.storage == "dense"
+        few = (2 if dense else SEQUENCES) if q_heads <= 8 else 1
         many = -(-160 // q_heads)  # as many heads as the largest GPU has multiprocessors
         shapes = {
             "rows and keys": (few, 150, 210, False),
@@ -195,12 +212,34 @@ class TestSpec:
         }
         found = []
         for title, (batch, q_len, kv_len, other) in shapes.items():
-            sizes = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len}
+            sizes = {"batch": batch, **heads, "q_len": q_len, "kv_len": kv_len}
             if self._is_allowed(sizes):
-                found.append(Case(title, tuple(sizes.get(n, FREE_SIZE) for n in self.all_sizes), other))
+                rows, keys = self._lengths(batch, "max_q_len", q_len, 0), self._lengths(batch, "max_kv_len", kv_len, 1)
+                sizes |= self._sizes_of_storage(rows, keys, q_len, kv_len)
+                found.append(Case(title, tuple(sizes.get(n, FREE_SIZE) for n in self.all_sizes), other, rows, keys))
         return found
 
     # how
+
+    def _lengths(self, batch: int, longest: str, most: int, first: int) -> tuple[int, ...]:
+        """The rows or keys of each sequence: `most`, or fewer if each sequence has a number of its own."""
+        if longest not in self.spec.kernel.longest:
+            return (most,) * batch
+        of_each = (most, most * 5 // 8, min(most, 1), 0)
+        return tuple(of_each[(b + first) % SEQUENCES] for b in range(batch))
+
+    def _sizes_of_storage(self, rows: tuple[int, ...], keys: tuple[int, ...], q_len: int, kv_len: int) -> dict[str, int]:
+        """The sizes that arrays have in other storages than dense."""
+        page = self.spec.kernel.page_size or PAGE_SIZE
+        return {
+            "total_q": sum(rows),
+            "total_k": sum(keys),
+            "pages": sum(-(-n // page) for n in keys) + SPARE_PAGES,
+            "page_size": page,
+            "max_pages": max(-(-kv_len // page), 1),
+            "max_q_len": q_len,
+            "max_kv_len": kv_len,
+        }
 
     def _is_allowed(self, sizes: Mapping[str, int]) -> bool:
         """Whether a call may have these sizes: a mask may read an element for each row of an array of keys."""
@@ -228,12 +267,13 @@ class TestSpec:
 
     def _array(self, a: Argument) -> TestArray:
         inputs = {i.name for i in self.spec.inputs}
-        kind = "NORMAL" if a.name in (*QKV, "dout", "dlse") else "CAPTURED" if a.name in inputs else "RESULT"
-        broadcasts = kind == "CAPTURED" and any(a.broadcasts[:1])
+        kinds = dict.fromkeys((*QKV, "dout", "dlse"), "NORMAL") | dict.fromkeys(inputs, "CAPTURED")
+        kind = (kinds | dict.fromkeys(self.spec.kernel.beginnings, "PLACES")).get(a.name, "RESULT")
+        broadcasts = kind == "CAPTURED" and any(dim.broadcasts for dim in a.dims[:1])
         of_like = next((o for o in self.of.arguments if o.name == a.like), None)
-        broadcasts = broadcasts or (of_like is not None and any(of_like.broadcasts[:1]))
+        broadcasts = broadcasts or (of_like is not None and any(dim.broadcasts for dim in of_like.dims[:1]))
         broadcasts = broadcasts and a.name not in self._of_whole_arrays
-        sizes = a.size_texts
+        sizes = tuple(a.size_texts)
         if broadcasts:
             sizes = (f"other_layout ? 1 : {sizes[0]}", *sizes[1:])
         return TestArray(a.name, a.dtype.upper(), kind, sizes)

@@ -96,7 +96,7 @@ CUresult encode(CUtensorMap* packed, CUtensorMapDataType type, cuuint32_t rank, 
     for (unsigned i = 0; i < 5; ++i) map.sizes[i] = i < rank ? sizes[i] : 1, map.box[i] = std::uint16_t(i < rank ? box[i] : 1);
     for (unsigned i = 0; i < 4; ++i) map.strides[i] = i + 1 < rank ? strides[i] : 1;
     map.rank = std::uint8_t(rank), map.swizzled = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
-    map.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+    map.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
     std::memset(packed, 0, sizeof(*packed));
     std::memcpy(packed, &map, sizeof(map));
     return CUDA_SUCCESS;

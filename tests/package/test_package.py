@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import get_args
@@ -18,8 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from attngen.cli import main
-from attngen.emit.program import MULTIPROCESSORS, Binding, GroupParts, HeadsInL2, PackedTiles, Splits
+from attngen.emit.program import Binding, GroupParts, HeadsInL2, PackedTiles, Splits
 from attngen.language import load_text
+from attngen.package.context import ENCODE
 from attngen.package.cpp_text import CppPrinter
 from attngen.package.functions import Request, packaged
 from attngen.package.library import files
@@ -35,29 +34,22 @@ from attngen.spec.operator import apply
 from attngen.spec.operators import ROWS
 from tests.conftest import ROOT
 from tests.harness import SHIPPED, SPECS, shipped
-from tests.package.libraries import WARNINGS, built, emulated, headers, library_of, written
+from tests.package.libraries import (
+    COMPILERS,
+    INCLUDE,
+    WARNINGS,
+    built,
+    emulated,
+    extension_prints,
+    library_of,
+    needs_compiler,
+    output_of_tests,
+    sizes_of_calls,
+    written,
+)
 
-HERE = Path(__file__).parent
 TEMPLATES = ROOT / "templates" / "package"
 PAGE = ROOT / "docs" / "package.md"
-PACKAGED = [name for name in SHIPPED if shipped(name).values is None]  # others have no struct in a library
-COMPILERS = [c for c in ("g++", "clang++") if shutil.which(c)]
-INCLUDE = headers()
-needs_compiler = pytest.mark.skipif(not COMPILERS or INCLUDE is None, reason="no C++ compiler, or no cuda.h")
-
-
-def sizes_of_calls(count: int) -> Iterator[dict[str, int]]:
-    random = Random(0)
-    for _ in range(count):
-        kv_heads = random.choice((1, 2, 8, 12, 32))
-        yield {
-            "batch": random.choice((1, 2, 7, 64, 300)),
-            "kv_heads": kv_heads,
-            "q_heads": kv_heads * random.choice((1, 1, 2, 4, 7)),
-            "q_len": random.choice((1, 5, 16, 64, 100, 4096)),
-            "kv_len": random.choice((0, 1, 64, 100, 513, 5000, 100_000)),
-            MULTIPROCESSORS: random.choice((2, 108, 132)),
-        }
 
 
 @pytest.mark.parametrize(
@@ -98,11 +90,13 @@ def test_the_same_specs_give_the_same_bytes() -> None:
     ("text", "message"),
     [
         (
-            "attention x { dtype fp16 head_dim 64 kernel auto { storage paged } }",
-            "calls of a packaged library have dense arrays",
+            "attention x { dtype fp16 head_dim 64 param counter: int mask k < counter }",
+            "`counter` of attention `x` is a mem",
         ),
-        ("attention x { dtype fp16 head_dim 64, v 32 values k[0:32] }", "a packaged library has no struct for that"),
-        ("attention x { dtype fp16 head_dim 64 param counter: int mask k < counter }", "is a member of every call's struct"),
+        (
+            "attention x { dtype fp16 head_dim 64 input a: fp32[pages] score s + a[0] kernel auto { storage paged } }",
+            "`pages` of attention `x` is a member",
+        ),
     ],
 )
 def test_what_cannot_be_packaged_is_refused(text: str, message: str) -> None:
@@ -111,10 +105,12 @@ def test_what_cannot_be_packaged_is_refused(text: str, message: str) -> None:
 
 
 def test_every_binding_has_a_template() -> None:
-    """But for those of storages that are refused."""
+    """A tensor map, a function that encodes it too."""
     forms = {path.name.removeprefix("parameter_").removesuffix(".j2") for path in TEMPLATES.glob("parameter_*.j2")}
     of_formulas = {"section", "splits", "parts", "size", "param"}
-    assert forms == {*get_args(Binding)} - of_formulas - {"packed_map", "paged_map"} | {"number", "narrow_step"}
+    assert forms == {*get_args(Binding)} - of_formulas - {*ENCODE} | {"map", "number", "narrow_step"}
+    assert {b for b in get_args(Binding) if b.endswith("map")} == {*ENCODE}
+    assert all(f"Status {function}(" in (TEMPLATES / "runtime.hpp.j2").read_text() for function in ENCODE.values())
 
 
 def test_the_command_refuses_with_words(tmp_path: Path) -> None:
@@ -135,7 +131,7 @@ def test_the_command_refuses_with_words(tmp_path: Path) -> None:
 # --- what is checked of a call
 
 
-@pytest.mark.parametrize("spec", PACKAGED)
+@pytest.mark.parametrize("spec", SHIPPED)
 def test_conditions_are_those_of_python(spec: str) -> None:
     """A library refuses the calls that `check_obligations` refuses, and no others, of sizes that arrays may have."""
     one, random, refused = shipped(spec), Random(1), 0
@@ -229,24 +225,6 @@ def test_every_operator_has_its_value_in_cpp(tmp_path: Path) -> None:
 # --- compiled and run
 
 
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a libcuda.so.1 that runs kernels on the emulated device."""
-    directory = tmp_path_factory.mktemp("driver")
-    source = HERE / "emulated_driver.cpp"
-    built(
-        [COMPILERS[0], *WARNINGS, "-O1", "-shared", "-fPIC", f"-I{INCLUDE}", source, "-o", directory / "libcuda.so.1", "-ldl"]
-    )
-    return directory
-
-
-def run_tests(program: Path, driver: Path, arch: str) -> str:
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_CAPABILITY": arch.removeprefix("sm_").rstrip("a")}
-    done = subprocess.run([program], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
-    return done.stdout
-
-
 RUN = [
     ("alibi", "sm_80"),
     ("dense_bias", "sm_90a"),
@@ -262,10 +240,7 @@ RUN = [
 def test_the_test_program_passes_on_the_emulated_device(spec: str, arch: str, tmp_path: Path, driver: Path) -> None:
     one = shipped(spec)
     made = library_of(one, arches=(arch,), compile=emulated, wanted=(*QKV, *differentiable(one)))
-    directory = written(made, tmp_path)
-    sources = [directory / "attngen.cpp", directory / "attngen_test.cpp", *(directory / "code").iterdir()]
-    built([COMPILERS[-1], *WARNINGS, "-O1", f"-I{INCLUDE}", f"-I{directory}", *sources, "-o", tmp_path / "test", "-ldl"])
-    output = run_tests(tmp_path / "test", driver, arch)
+    output = output_of_tests(made, tmp_path, driver, arch)
     assert len(re.findall(r"^ok ", output, re.M)) >= 20
     assert "backward dq" in output
 
@@ -274,7 +249,7 @@ def test_the_test_program_passes_on_the_emulated_device(spec: str, arch: str, tm
 @pytest.mark.long
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_every_shipped_spec_compiles_without_warnings(compiler: str, tmp_path: Path) -> None:
-    made = library_of(*map(shipped, SPECS), arches=("sm_80", "sm_90a"))  # forward and backward: fp8_cache has no gradients
+    made = library_of(*map(shipped, (*SPECS, "latent_decode")), arches=("sm_80", "sm_90a"))  # fp8_cache has no gradients
     directory = written(made, tmp_path)
     for source in (directory / "attngen.cpp", directory / "attngen_test.cpp", next((directory / "code").iterdir())):
         built([compiler, *WARNINGS, "-O0", f"-I{INCLUDE}", "-c", source, "-o", tmp_path / "made.o"])
@@ -366,34 +341,17 @@ def test_the_page_has_every_option() -> None:
 
 
 ON_PYTHON = """
-import ctypes, sys
 import numpy as np
-sys.path.insert(0, sys.argv[1])
 import attngen_kernels
-
-pointer = ctypes.pythonapi.PyCapsule_GetPointer
-pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-
-
-class OnGpu:
-    'An array that says that its memory is a GPU\\'s, as it is for the stand-in of the driver.'
-
-    def __init__(self, array): self.array = array
-
-    def __dlpack__(self, stream=None):
-        capsule = self.array.__dlpack__()
-        ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 8).value = 2
-        return capsule
-
+from tests.package.on_gpu import OnGpu, workspace_of
 
 rng = np.random.default_rng(0)
 q, k, v = (rng.standard_normal((2, 3, 70, 64)).astype(np.float16) for _ in range(3))
 out = np.full_like(q, np.nan)
 arrays = {name: OnGpu(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
 size = attngen_kernels.gpt2_forward_workspace_bytes(**arrays)
-workspace = np.zeros(size + 256, np.uint8)
-workspace = workspace[-workspace.ctypes.data % 256 :][:size]
-attngen_kernels.gpt2_forward(**arrays, workspace=OnGpu(workspace), stream=0)
+workspace = workspace_of(size)
+attngen_kernels.gpt2_forward(**arrays, workspace=workspace, stream=0)
 scores = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / 8.0
 scores = np.where(np.tri(70, dtype=bool), scores, -np.inf)
 weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -411,7 +369,7 @@ for change, error in (
     ({"q": OnGpu(q[:, :, :, ::-1])}, "`q`: the last dimension of an array must have stride 1"),
 ):
     try:
-        attngen_kernels.gpt2_forward(**{**arrays, "workspace": OnGpu(workspace), **change})
+        attngen_kernels.gpt2_forward(**{**arrays, "workspace": workspace, **change})
     except (TypeError, ValueError, RuntimeError, BufferError) as found:
         assert error in str(found), (error, found)
     else:
@@ -423,12 +381,7 @@ print("right")
 @needs_compiler
 @pytest.mark.long
 def test_the_python_extension_computes_and_refuses(tmp_path: Path, driver: Path) -> None:
-    directory = written(library_of(shipped("gpt2"), only="forward", compile=emulated), tmp_path)
-    include = sysconfig.get_paths()["include"]
-    sources = [directory / "attngen_kernels.cpp", directory / "attngen.cpp", *(directory / "code").iterdir()]
-    flags = [*WARNINGS, "-O1", "-shared", "-fPIC", f"-I{INCLUDE}", f"-I{include}"]
-    built([COMPILERS[0], *flags, *sources, "-o", directory / "attngen_kernels.abi3.so", "-ldl"])
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_CAPABILITY": "80"}
-    command = [sys.executable, "-c", ON_PYTHON, str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.stdout == "right\n", done.stderr
+    assert (
+        extension_prints(library_of(shipped("gpt2"), only="forward", compile=emulated), ON_PYTHON, tmp_path, driver)
+        == "right\n"
+    )

@@ -8,7 +8,7 @@ from attngen.device.cuda.memory import address_without_elements
 from attngen.device.protocol import DeviceError, OpaqueBytes
 from attngen.device.tensor_map import TensorMap
 
-_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "fp8_e4m3": "UINT8", "fp8_e5m2": "UINT8"}
+MAP_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "fp8_e4m3": "UINT8", "fp8_e5m2": "UINT8"}
 
 
 def encode(tensor_map: TensorMap, pointer: int) -> OpaqueBytes:
@@ -23,7 +23,7 @@ def encode(tensor_map: TensorMap, pointer: int) -> OpaqueBytes:
     pointer = pointer or address_without_elements()
     swizzle = driver.CUtensorMapSwizzle
     status, encoded = driver.cuTensorMapEncodeTiled(
-        getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[tensor_map.dtype]}"),
+        getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{MAP_TYPES[tensor_map.dtype]}"),
         len(tensor_map.sizes),
         pointer,
         [driver.cuuint64_t(n) for n in tensor_map.sizes],
