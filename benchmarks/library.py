@@ -1,11 +1,12 @@
 """Libraries of `attngen package` on this GPU: their size, what their test programs find, and the host's time for a call.
 
-    python benchmarks/library.py [--only gpt2,alibi] [--arch sm_90a] [--ptx] [--write docs/package.md]
+    python benchmarks/library.py [--only gpt2,alibi] [--storage paged] [--arch sm_90a] [--ptx] [--write docs/package.md]
 
 Each shipped spec (or those named) becomes a library of its own for `--arch`, by default the GPU's architecture. g++ builds it
 with its test program. The largest error is that of all results of all its calls, as a part of what is allowed. Times are means
 of bursts of 100 calls that the GPU's queue holds, with a counter of the caller: the least of 20 bursts, one library after the
-other. With `--arch sm_80 --ptx` a newer GPU runs the plans for sm_80, compiled from PTX by its driver. Needs g++ and cuda.h.
+other. With `--arch sm_80 --ptx` a newer GPU runs the plans for sm_80, compiled from PTX by its driver. With `--storage` the
+specs have another storage than their own, pages of 64 rows. A spec without gradients has its forward alone. Needs g++, cuda.h.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -57,11 +58,28 @@ def cuda_include() -> Path:
     raise SystemExit("cuda.h was not found; set CUDA_HOME, or pip install nvidia-cuda-runtime")
 
 
-def built(directory: Path, include: Path, options: list[str], spec: str) -> float:
+def in_storage(directory: Path, spec: str, storage: str) -> Path:
+    """The file of a shipped spec in another storage, in `directory`."""
+    from attngen.api import load
+    from attngen.spec.print_attn import to_text
+
+    one = load(spec)
+    kernel = replace(one.kernel, storage=storage, page_size=64 if "paged" in storage else None)
+    path = directory / f"{spec}.attn"
+    path.write_text(to_text(replace(one, kernel=kernel)))
+    return path
+
+
+def built(directory: Path, include: Path, options: list[str], storage: str, spec: str) -> float:
     """Packages and compiles a spec; returns the megabytes of its code."""
     out = directory / spec
-    command = [sys.executable, "-m", "attngen", "package", spec, "-o", str(out), *options]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    named = str(in_storage(directory, spec, storage)) if storage else spec
+    command = [sys.executable, "-m", "attngen", "package", named, "-o", str(out), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "--only forward packages the forward" in done.stderr:
+        done = subprocess.run([*command, "--only", "forward"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout
     sources = [out / "attngen.cpp", out / "attngen_test.cpp", *sorted((out / "code").iterdir())]
     compile = ["g++", "-std=c++17", "-O2", f"-I{include}", *map(str, sources), "-ldl", "-lpthread", "-o", str(out / "test")]
     subprocess.run(compile, check=True)
@@ -121,6 +139,7 @@ def from_python(directory: Path, include: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="specs, separated by commas")
+    parser.add_argument("--storage", default="", help="the storage of the specs, by default their own")
     parser.add_argument("--arch", help="the architecture")
     parser.add_argument("--ptx", action="store_true", help="also as PTX")
     parser.add_argument("--write", type=Path, help="a Markdown file whose table between the markers is replaced")
@@ -134,7 +153,7 @@ def main() -> None:
     arch = options.arch or arch_name(*torch.cuda.get_device_capability())
     flags = ["--arch", arch, *(["--ptx"] if options.ptx else [])]
     with tempfile.TemporaryDirectory() as directory:
-        build = partial(built, Path(directory), cuda_include(), flags)
+        build = partial(built, Path(directory), cuda_include(), flags, options.storage)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             sizes = list(pool.map(build, specs))
         found = []
@@ -143,12 +162,12 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             found.append(read(spec, size, done.stdout))
             print(found[-1], flush=True)
-        form = ", from PTX" if options.ptx else ""
+        form = (f", storage {options.storage}" if options.storage else "") + (", from PTX" if options.ptx else "")
         text = f"{torch.cuda.get_device_name()}, {arch}{form}\n\n{table(found)}"
         print(text)
         if options.write:
             write_between(options.write, "library", text, arch)
-        if "gpt2" in specs:
+        if "gpt2" in specs and not options.storage:
             print(from_python(Path(directory), cuda_include()))
     if any(one.failed for one in found):
         raise SystemExit(1)
