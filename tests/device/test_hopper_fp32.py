@@ -142,6 +142,22 @@ def test_numbers_of_any_size(number: float) -> None:
         assert np.allclose(found[large], expected[large], rtol=1e-4), tensor
 
 
+def test_small_numbers_lose_what_bf16_has_not() -> None:
+    """Terms are multiples of 2^-133: each number has an error of up to 2^-134, in addition to errors of fp32."""
+    kernel, problem = compiled(of_fp32(), "hopper", "sm_90a"), sample(of_fp32(), Shape(1, 1, 1, 66, 100))
+    of_usual = np.abs(call(kernel, problem)[0] - numpy_attention(kernel.spec, problem).output).max()
+    for v in (2.0**-112, 2.0**-125, 2.0**-132):
+        small = replace(problem, v=problem.v * np.float32(v))
+        error = np.abs(call(kernel, small)[0] - numpy_attention(kernel.spec, small).output).max()
+        assert error <= 2 * of_usual * v + 2.0**-133, v
+    for q, k in ((2.0**-125, 2.0**120), (2.0**120, 2.0**-125)):
+        far_apart = replace(problem, q=problem.q * np.float32(q), k=problem.k * np.float32(k))
+        exact = numpy_attention(kernel.spec, far_apart).output
+        # a score is a sum of 64 products, O less than twice as wrong as the scores times its values
+        of_scores = 64 * 0.125 * 2.0**-134 * 2.0**120 * max(np.abs(problem.q).max(), np.abs(problem.k).max())
+        assert np.abs(call(kernel, far_apart)[0] - exact).max() <= 2 * (of_usual + of_scores * np.abs(problem.v).max()), (q, k)
+
+
 def test_a_maximum_that_rises_with_every_tile() -> None:
     """Scores grow with the key, so that each tile rescales what was summed, and lose nothing of lse."""
     spec = of_fp32(params={"slope": ("float", 0.05)}, score="s + slope * k", lse=True)
