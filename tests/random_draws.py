@@ -301,7 +301,7 @@ def head_sizes(r: random.Random, schedule: str, sizes: Sequence[int]) -> str:
 def draw(r: random.Random, kernel: str | None = None) -> Case:
     """A spec; its problems are not drawn yet, but for numbers of heads and params."""
     schedule, arch = r.choice([one for one in SCHEDULES if kernel in (None, one[0])])
-    dtype = r.choice(("bf16", "fp16") if schedule in ("hopper", "wgmma") else ("bf16", "fp16", "fp32"))
+    dtype = r.choice(("bf16", "fp16") if schedule == "wgmma" else ("bf16", "fp16", "fp32"))
     of_ranges = r.random() < 0.4
     mask = ranges(r, r.choice((1, 2, 2, 3))) if of_ranges else boolean(r, r.choice((0, 1, 1, 2, 2, 3)))
     mask = mask if r.random() < 0.9 else ""
