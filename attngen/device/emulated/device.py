@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -36,6 +37,12 @@ SMALL_BUDGET = 2**24  # accesses of one thread, for a small problem
 _lock = threading.Lock()  # a library has the state of one launch, and a process the stacks and signal handlers of one
 
 
+if sys.platform == "win32":
+    _close = _ctypes.FreeLibrary
+else:
+    _close = _ctypes.dlclose
+
+
 TRACE, WAITERS = 16, 8  # as in runtime/state.hpp
 TRACED = 2  # mode of emulator_launch; 0 is fast, 1 checked
 
@@ -52,12 +59,14 @@ _stacks = _Stacks()  # for the launch that holds the lock
 def _load(library: Path) -> ctypes.CDLL:
     """A library of a kernel. Raises DeviceError for one that this machine does not load."""
     try:
-        return ctypes.CDLL(str(library))
+        loaded = ctypes.CDLL(str(library))
     except OSError as error:
         raise DeviceError(
             f"the compiled kernel cannot be loaded ({error}): its directory must allow programs to be executed, which "
             "ATTNGEN_CACHE_DIR changes, and CXX must compile for this machine"
         ) from None
+    loaded.emulator_library.restype = ctypes.c_uint64
+    return loaded
 
 
 class _Waiter(ctypes.Structure):
@@ -153,7 +162,7 @@ class EmulatedKernel:
         if self._loaded is None:
             self._loaded = _load(self.library)
             # frees some megabytes of tables with the last kernel that uses the library
-            weakref.finalize(self, _ctypes.dlclose, self._loaded._handle).atexit = False
+            weakref.finalize(self, _close, self._loaded._handle).atexit = False
         for counter in (m for m in memory if m.counter):
             ctypes.memset(counter.pointer, 0, counter.bytes)
         ranges = (_Range * len(memory))(*map(_range, memory, elements))
@@ -264,7 +273,8 @@ class EmulatedKernel:
 
     def _lines(self, stacks: Sequence[Sequence[int]]) -> list[list[int]]:
         """The lines of the generated file behind each stack of addresses in the library, innermost first."""
-        base, count = self._base(), len(self.source.text.splitlines())
+        assert self._loaded is not None
+        base, count = self._loaded.emulator_library(), len(self.source.text.splitlines())
         offsets = [address - base for stack in stacks for address in stack if address > base]
         known = calls_of(self.library, offsets, f"{self.source.name}.cu")
         return [[n for address in stack for n in known.get(address - base, []) if 0 < n <= count] for stack in stacks]
@@ -286,13 +296,6 @@ class EmulatedKernel:
             calls = calls[calls.index(line) + 1 :]
         callers = tuple((number, texts[number]) for number in dict.fromkeys(calls) if number != line and texts[number])
         return Place(line, texts[line] if line < len(texts) else "", thread, callers)
-
-    def _base(self) -> int:
-        """The address of the loaded library. Another process may have replaced its file by an equal one since."""
-        names = (str(self.library), f"{self.library} (deleted)")
-        with open("/proc/self/maps") as maps:
-            starts = [int(row.split("-", 1)[0], 16) for row in maps if row.rstrip().endswith(names)]
-        return min(starts, default=0)
 
 
 def _beside(memory: tuple[Memory, ...], address: int) -> str:

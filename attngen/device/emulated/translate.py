@@ -104,7 +104,7 @@ def meanings() -> tuple[Path, ...]:
 @cache
 def known_instructions() -> frozenset[str]:
     """The known instructions, as C++ identifiers."""
-    text = "\n".join(p.read_text() for p in meanings())
+    text = "\n".join(p.read_text("utf-8") for p in meanings())
     return frozenset(re.findall(r"(?:inline void |MMA\()(\w+)\b", text))
 
 
@@ -208,4 +208,4 @@ def _thunk(entry: KernelEntry) -> str:
     """A function that calls the kernel with arguments from an array of addresses."""
     arguments = ", ".join(f"emulator::parameter<{p.ctype}>(a[{i}])" for i, p in enumerate(entry.parameters))
     attributes = '__attribute__((no_sanitize("thread"), noinline))'  # it reads memory of Python, not of the kernel
-    return f'extern "C" {attributes} void attngen_call_{entry.name}(void** a) {{ {entry.name}({arguments}); }}'
+    return f'extern "C" EMULATOR_EXPORTED {attributes} void attngen_call_{entry.name}(void** a) {{ {entry.name}({arguments}); }}'

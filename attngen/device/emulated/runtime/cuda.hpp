@@ -1,10 +1,12 @@
 // What a generated kernel sees on the CPU: CUDA's keywords, built-in variables and functions. Included before its text.
 // A kernel is compiled without the C++ standard library's headers: parsing them takes longer than all else of a small kernel.
 #pragma once
+#define _USE_MATH_DEFINES  // M_PI, on Windows
 #include <math.h>
 #include <string.h>
 
 #include "emulator.hpp"
+#include "platform.hpp"
 
 #define __global__ __attribute__((noinline))
 #define __device__
@@ -15,8 +17,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
-// Not in a section of its own: GCC ignores the section of a variable in a template. `used`: it is not known to the compiler who accesses it.
-#define __shared__ thread_local __attribute__((used))
+#define __shared__ EMULATOR_SHARED
 
 #define threadIdx emulator::thread_position()
 #define blockIdx emulator::block_position()
@@ -267,4 +268,7 @@ inline float normcdff(float x) { return float(0.5 * erfc(-double(x) * M_SQRT1_2)
 inline float sinpif(float x) { return float(sin(M_PI * fmod(x, 2.0))); }
 inline float cospif(float x) { return float(cos(M_PI * fmod(x, 2.0))); }
 inline void sincospif(float x, float* sine, float* cosine) { *sine = sinpif(x), *cosine = cospif(x); }
-inline void __sincosf(float x, float* sine, float* cosine) { *sine = sinf(x), *cosine = cosf(x); }
+#define __sincosf emulator::sine_and_cosine            // macOS has a function of this name
+namespace emulator {
+inline void sine_and_cosine(float x, float* sine, float* cosine) { *sine = sinf(x), *cosine = cosf(x); }
+}

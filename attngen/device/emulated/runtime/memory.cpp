@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <dlfcn.h>
-#include <link.h>
 #include <memory>
 #include <unordered_map>
 
@@ -25,22 +23,7 @@ size_t dynamic_bytes;
 std::vector<Cell> dynamic_cells, static_cells;
 int last_range;
 
-
-// Static __shared__ arrays are the thread-local variables of this library, those of the CPU thread that launches.
-unsigned char *static_low, *static_high;
-thread_local volatile unsigned char anchor;         // one of them is always there
-
-void find_static() {
-    anchor = 0;                                     // from the first access on they have memory
-    dl_iterate_phdr([](dl_phdr_info* library, size_t, void*) {
-        for (int i = 0; i < library->dlpi_phnum; ++i) {
-            auto* const low = (unsigned char*)library->dlpi_tls_data;
-            const size_t bytes = library->dlpi_phdr[i].p_type == PT_TLS ? library->dlpi_phdr[i].p_memsz : 0;
-            if (low && size_t(&anchor - low) < bytes) return static_low = low, static_high = low + bytes, 1;
-        }
-        return 0;
-    }, nullptr);
-}
+unsigned char *static_low, *static_high;            // the static __shared__ arrays
 
 Cell* cells_of(const unsigned char* address, int bytes) {
     if (address >= dynamic_low && address + bytes <= dynamic_low + dynamic_bytes) return &dynamic_cells[(address - dynamic_low) / GRANULE];
@@ -365,9 +348,10 @@ void access(unsigned char* address, int bytes, bool write, int line, const void*
         check_has_waited(address, bytes, line, code);
         write ? global_write(*range, address, bytes, line, code) : global_read(*range, address, bytes, line, code);
     } else {
-        Dl_info info;
-        if (!write && dladdr(address, &info) && info.dli_fbase) return;  // a constant of the library itself
-        if (write && dladdr(address, &info) && info.dli_fbase) report(Kind::OUT_OF_BOUNDS, "a write to a variable in global memory (__device__), which the emulated device does not have", line, code);
+        if (in_guard(address)) report(Kind::STACK, STACK_IS_FULL, line, code);  // Windows has made room for the report
+        const bool of_library = library_of(address);
+        if (!write && of_library) return;              // a constant of the library itself
+        if (write && of_library) report(Kind::OUT_OF_BOUNDS, "a write to a variable in global memory (__device__), which the emulated device does not have", line, code);
         report(Kind::OUT_OF_BOUNDS, write ? "a write outside every tensor and shared buffer" : "a read outside every tensor and shared buffer", line, code, 0, nullptr, -1, address, bytes);
     }
 }
@@ -390,7 +374,8 @@ void reserve_shared(size_t bytes) {
     storage.resize(bytes + 2 * ALIGNMENT);
     dynamic_low = (unsigned char*)(((uint64_t)storage.data() + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     dynamic_bytes = bytes;
-    find_static();
+    const Bytes found = static_shared();
+    static_low = found.low, static_high = found.high;
 }
 
 void begin_block_memory(size_t bytes, dim3 block, dim3 grid) {
@@ -591,11 +576,11 @@ EXPORTED int emulator_shared_offset(uint64_t address, uint64_t* offset) {
     }
 #define ACCESS(name, bytes, write, aligned) extern "C" void name(void* address) CHECK(bytes, write, aligned)
 #define ALIGNED(bytes) ACCESS(__tsan_read##bytes, bytes, false, true) ACCESS(__tsan_write##bytes, bytes, true, true)
-#define UNALIGNED(bytes) ACCESS(__tsan_unaligned_read##bytes, bytes, false, false) ACCESS(__tsan_unaligned_write##bytes, bytes, true, false)
+#define ANYWHERE(bytes) ACCESS(__tsan_unaligned_read##bytes, bytes, false, false) ACCESS(__tsan_unaligned_write##bytes, bytes, true, false)
 ALIGNED(1) ALIGNED(2) ALIGNED(4) ALIGNED(8) ALIGNED(16)
-UNALIGNED(2) UNALIGNED(4) UNALIGNED(8) UNALIGNED(16)
-extern "C" void __tsan_read_range(void* address, unsigned long bytes) CHECK(int(bytes), false, false)
-extern "C" void __tsan_write_range(void* address, unsigned long bytes) CHECK(int(bytes), true, false)
+ANYWHERE(2) ANYWHERE(4) ANYWHERE(8) ANYWHERE(16)
+extern "C" void __tsan_read_range(void* address, size_t bytes) CHECK(int(bytes), false, false)
+extern "C" void __tsan_write_range(void* address, size_t bytes) CHECK(int(bytes), true, false)
 // clang calls these for assignments of whole structs and arrays.
 namespace emulator {
 namespace {
@@ -631,16 +616,16 @@ namespace {
 struct TypeDescriptor { unsigned short kind, info; char name[1]; };
 struct OutOfBounds { const char* file; unsigned line, column; const TypeDescriptor *array, *index; };
 
-[[noreturn]] void index_outside(const OutOfBounds& what, unsigned long index, const void* code) {
+[[noreturn]] void index_outside(const OutOfBounds& what, size_t index, const void* code) {
     char text[200];
     snprintf(text, sizeof(text), "the index %ld of an array of the type %s", long(int(index)), what.array->name);
     report(Kind::OUT_OF_BOUNDS, text, int(what.line), code);
 }
 }  // namespace
 }  // namespace emulator
-extern "C" void __ubsan_handle_out_of_bounds(void* what, unsigned long index) {
+extern "C" void __ubsan_handle_out_of_bounds(void* what, size_t index) {
     emulator::index_outside(*(const emulator::OutOfBounds*)what, index, __builtin_return_address(0));
 }
-extern "C" void __ubsan_handle_out_of_bounds_abort(void* what, unsigned long index) {
+extern "C" void __ubsan_handle_out_of_bounds_abort(void* what, size_t index) {
     emulator::index_outside(*(const emulator::OutOfBounds*)what, index, __builtin_return_address(0));
 }

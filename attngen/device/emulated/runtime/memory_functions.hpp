@@ -12,8 +12,8 @@ extern "C" void* __tsan_memset(void* to, int value, size_t bytes);
 #define memmove(to, from, bytes) EMULATOR_SEEN(__tsan_memmove, __builtin_memmove, bytes, to, from)
 #define memset(to, value, bytes) EMULATOR_SEEN(__tsan_memset, __builtin_memset, bytes, to, value)
 
-#ifdef __clang__
-// clang calls these functions for copies of structs and arrays; before version 15, by the names of C.
+#if defined(__clang__) && defined(__ELF__)
+// clang calls these functions for copies of structs and arrays; before version 15, which other systems do not have, by the names of C.
 asm("memcpy = __tsan_memcpy");
 asm("memmove = __tsan_memmove");
 asm("memset = __tsan_memset");

@@ -1,10 +1,7 @@
 // The threads of a block as fibers, one block after another. Every wait of a fiber goes through here.
 #include <cstdio>
 #include <cstring>
-#include <sys/mman.h>
-#include <unwind.h>
 
-#include "switch.hpp"
 #include "trace.hpp"
 
 namespace emulator {
@@ -59,7 +56,7 @@ void start(Fiber& fiber, int index, dim3 block, dim3 block_size, dim3 grid) {
     fiber.groups.clear();
     fiber.stack_low = stacks + index * (GUARD_BYTES + STACK_BYTES) + GUARD_BYTES;
     fiber.stack_high = fiber.stack_low + STACK_BYTES;
-    fiber.stack_pointer = prepare_stack(fiber.stack_high, fiber_main);
+    fiber.stack_pointer = prepare_stack(fiber.stack_low, fiber.stack_high, fiber_main);
 }
 
 void run(Fiber& fiber) {
@@ -221,30 +218,14 @@ bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, bool permute) {
 bool Stacks::grow(unsigned wanted) {
     constexpr size_t EACH = GUARD_BYTES + STACK_BYTES;
     if (wanted <= count) return true;
-    if (count) munmap(memory, count * EACH);
+    if (count) unmap_memory(memory, count * EACH);
     count = 0;
-    void* const mapped = mmap(nullptr, wanted * EACH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) return false;
-    memory = (unsigned char*)mapped;
+    memory = map_memory(wanted * EACH);
+    if (!memory) return false;
     for (unsigned i = 0; i < wanted; ++i)
-        if (mprotect(memory + i * EACH, GUARD_BYTES, PROT_NONE)) return munmap(memory, wanted * EACH), false;
+        if (!guard(memory + i * EACH + GUARD_BYTES)) return unmap_memory(memory, wanted * EACH), false;
     count = wanted;
     return true;
-}
-
-// The calls that the current thread is in, innermost first, as addresses in the library; 0 where there are no more.
-int walk_calls(uint64_t* to, int most) {
-    struct Walk { uint64_t* next; uint64_t* end; } walk{to, to + most};
-    memset(to, 0, most * sizeof(*to));
-    _Unwind_Backtrace([](_Unwind_Context* frame, void* to) {
-        Walk& walk = *(Walk*)to;
-        if (walk.next == walk.end) return _URC_END_OF_STACK;
-        int is_exact = 0;           // of a frame that a signal interrupted: the place of an instruction, not behind a call
-        const uint64_t at = _Unwind_GetIPInfo(frame, &is_exact);
-        *walk.next++ = at + (is_exact ? 1 : 0);
-        return _URC_NO_REASON;
-    }, &walk);
-    return int(walk.next - to);
 }
 
 dim3 thread_position() { return running->thread; }
@@ -392,8 +373,5 @@ EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const uns
     return 0;
 }
 
-// Destroys this library's static objects when it is closed. zig links no code that does, so exit would call their destructors in
-// memory that is no longer mapped. After the code that other compilers link, this does nothing.
-extern "C" void* __dso_handle __attribute__((visibility("hidden")));
-extern "C" void __cxa_finalize(void* library);
-__attribute__((destructor)) static void destroy_static_objects() { __cxa_finalize(&__dso_handle); }
+// For Python: where this library is loaded.
+EXPORTED const void* emulator_library() { return emulator::library_of(&emulator::Touch::library); }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "emulator.hpp"
+#include "platform.hpp"
 
 namespace emulator {
 
@@ -17,7 +18,7 @@ enum class Kind : int {
     DIVISION, TRAP, STACK, EARLY, INTERRUPTED,
 };
 
-#define EXPORTED extern "C" __attribute__((visibility("default")))  // called by Python; all else is hidden
+#define EXPORTED extern "C" EMULATOR_EXPORTED
 
 constexpr int TRACE = 16, WAITERS = 8;
 constexpr size_t STACK_BYTES = 256 * 1024, GUARD_BYTES = 64 * 1024;  // a page of any CPU; below each stack, nothing may be touched
@@ -101,12 +102,22 @@ extern const void* collective_code; // from where the warp came to it,
 extern Fiber* collective_last;      // and the lane that came last: the one that runs it
 
 void switch_to_scheduler();
-int walk_calls(uint64_t* to, int most);  // the calls that the current thread is in
 void wait_in(State state, const char* what, int line);  // until somebody makes the fiber READY
 template <typename Where> void wake(State state, Where where) {
     for (Fiber& f : fibers)
         if (f.state == state && where(f)) f.state = State::READY;
 }
+
+// --- switching (switch.cpp)
+
+#if defined(__x86_64__)
+#define SAME_ON_ALL_SYSTEMS __attribute__((sysv_abi))  // callers on Windows save the other registers that a function must keep there
+#else
+#define SAME_ON_ALL_SYSTEMS
+#endif
+extern "C" SAME_ON_ALL_SYSTEMS void emulator_switch(void** save_stack_pointer, void* stack_pointer) asm("emulator_switch");
+void* stack_at_entry(unsigned char* high);           // the stack pointer of a function that has just been called, on an empty stack
+void* prepare_stack(unsigned char* low, unsigned char* high, void (*entry)());  // a stack that "returns" into `entry` when first switched to
 
 // --- what stops a kernel from outside (stop.cpp)
 
@@ -116,6 +127,30 @@ extern volatile bool interrupted;   // by Ctrl-C
 void begin_stops();
 void end_stops();
 [[noreturn]] void out_of_budget(int line, const void* code);
+
+// Called by the operating system's part while the thread that launches is interrupted in a fiber. What they write to the registers is where
+// that thread goes on.
+enum class Fault { DIVISION, TRAP, ACCESS };
+struct Registers { uint64_t pc, sp; };
+constexpr const char* STACK_IS_FULL = "the thread's stack is full: it has 256 KB for local variables; an endless recursion, or a local array that is too large";
+inline bool in_guard(const unsigned char* address) { return size_t(current->stack_low - 1 - address) < GUARD_BYTES; }
+void at_fault(Fault fault, const void* address, Registers& registers);
+void at_tick(Registers& registers);
+void at_interrupt();                // by Ctrl-C, wherever the thread is
+
+// --- the operating system (posix.cpp: Linux and macOS; windows.cpp)
+
+struct Bytes { unsigned char *low, *high; };
+unsigned char* map_memory(size_t bytes);             // null: there is not enough
+void unmap_memory(unsigned char* memory, size_t bytes);
+bool guard(unsigned char* stack_low);                // GUARD_BYTES below a stack: what touches them is Fault::ACCESS
+Bytes static_shared();                               // see platform.hpp
+const void* library_of(const void* address);         // the begin of the program or library that contains it; null: none does
+int walk_calls(uint64_t* to, int most);              // the calls that the current thread is in, innermost first, and 0 where there are no more
+double thread_seconds();                             // of the CPU, for the thread that launches: independent of the load of the machine
+constexpr long TICK = 50'000'000;                    // ns of the CPU, about, between two calls of at_tick
+void begin_interrupts();
+void end_interrupts();
 
 // --- order (order.cpp)
 

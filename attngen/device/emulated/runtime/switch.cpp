@@ -1,13 +1,23 @@
 // Switching between fibers: saves the registers that a called function must keep, swaps stacks, restores.
-#pragma once
+#include "state.hpp"
 
-extern "C" void emulator_switch(void** save_stack_pointer, void* stack_pointer);
+#ifdef __ELF__
+#define END ".type emulator_switch, %function\n.size emulator_switch, .-emulator_switch\n"
+#else
+#define END ""
+#endif
 
 #if defined(__x86_64__)
+#if defined(_WIN32)  // the bounds of the stack, in the block of the CPU thread (TEB): its base, its limit, the end of what is reserved
+#define SAVE_BOUNDS "pushq %gs:0x8\n pushq %gs:0x10\n pushq %gs:0x1478\n"
+#define RESTORE_BOUNDS "popq %gs:0x1478\n popq %gs:0x10\n popq %gs:0x8\n"
+#else
+#define SAVE_BOUNDS ""
+#define RESTORE_BOUNDS ""
+#endif
 asm(R"(
 .text
 .globl emulator_switch
-.type emulator_switch, @function
 emulator_switch:
     pushq %rbp
     pushq %rbx
@@ -15,8 +25,10 @@ emulator_switch:
     pushq %r13
     pushq %r14
     pushq %r15
+)" SAVE_BOUNDS R"(
     movq %rsp, (%rdi)
     movq %rsi, %rsp
+)" RESTORE_BOUNDS R"(
     popq %r15
     popq %r14
     popq %r13
@@ -24,21 +36,29 @@ emulator_switch:
     popq %rbx
     popq %rbp
     ret
-.size emulator_switch, .-emulator_switch
-)");
-// A stack that "returns" into `entry` when first switched to.
-inline void* prepare_stack(unsigned char* high, void (*entry)()) {
-    void** top = (void**)((unsigned long long)high & ~15ull);
-    *--top = nullptr;               // where entry would return to: it never does
+)" END);
+
+namespace emulator {
+
+// Below the address to which it would return, and on Windows 32 bytes that a function may use.
+void* stack_at_entry(unsigned char* high) { return (unsigned char*)((uint64_t)high & ~15ull) - 40; }
+
+void* prepare_stack([[maybe_unused]] unsigned char* low, unsigned char* high, void (*entry)()) {
+    void** top = (void**)stack_at_entry(high);
+    *top = nullptr;                 // where entry would return to: it never does
     *--top = (void*)entry;
     for (int i = 0; i < 6; ++i) *--top = nullptr;
+#if defined(_WIN32)
+    *--top = high, *--top = low, *--top = low - GUARD_BYTES;
+#endif
     return top;
 }
+
+}  // namespace emulator
 #elif defined(__aarch64__)
 asm(R"(
 .text
 .globl emulator_switch
-.type emulator_switch, %function
 emulator_switch:
     sub sp, sp, #160
     stp x19, x20, [sp, #0]
@@ -66,14 +86,21 @@ emulator_switch:
     ldp d14, d15, [sp, #144]
     add sp, sp, #160
     ret
-.size emulator_switch, .-emulator_switch
-)");
-inline void* prepare_stack(unsigned char* high, void (*entry)()) {
-    void** top = (void**)(((unsigned long long)high & ~15ull) - 160);
+)" END);
+
+namespace emulator {
+
+void* stack_at_entry(unsigned char* high) { return (void*)((uint64_t)high & ~15ull); }
+
+void* prepare_stack(unsigned char*, unsigned char* high, void (*entry)()) {
+    void** top = (void**)((unsigned char*)stack_at_entry(high) - 160);
     for (int i = 0; i < 20; ++i) top[i] = nullptr;
     top[11] = (void*)entry;         // x30, the return address
     return top;
 }
+
+}  // namespace emulator
 #else
 #error "the emulated device knows x86-64 and AArch64"
 #endif
+#undef END
