@@ -27,7 +27,7 @@ def shipped_specs() -> dict[str, Path]:
 
 def shipped_attentions() -> dict[str, Path]:
     """The shipped `.attn` files by the names of the attentions in them."""
-    return {name: path for path in shipped_specs().values() for name in attentions_in(path.read_text())}
+    return {name: path for path in shipped_specs().values() for name in attentions_in(path.read_text("utf-8"))}
 
 
 def attentions_in(text: str) -> list[str]:

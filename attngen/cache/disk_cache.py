@@ -8,11 +8,11 @@ that are the same for all users, as a part of the package.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
 import stat
+import sys
 import tempfile
 import time
 import warnings
@@ -22,7 +22,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from attngen.cache.trusted_files import UntrustedError, owner_name, path_is_fixed, read_trusted, trusted_directory
+from attngen.cache.trusted_files import (
+    ON_WINDOWS,
+    Directory,
+    UntrustedError,
+    owner_name,
+    path_is_fixed,
+    read_trusted,
+    trusted_directory,
+)
 
 # Cubins, libraries of the emulated device, what `attngen tune` found, templates as bytecode, tables of the language's parser.
 KINDS = ("cuda", "emulated", "tuned", "templates", "parser")
@@ -34,7 +42,7 @@ STALE_SECONDS = 3600.0  # a temporary file this old was left by a process that w
 TEMPORARY = ".writing-"
 LOCK = ".lock-"
 PRIVATE = "."  # how the names of files that are no entries begin
-NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def cache_directory(kind: str) -> Path:
@@ -133,10 +141,10 @@ class DiskCache:
             self._warn(error)
             return None
 
-    def _found(self, directory: int, name: str) -> bytes | None:
+    def _found(self, directory: Directory, name: str) -> bytes | None:
         """The entry `name`, if it is there and whole. One that cannot be read costs only itself: a warning names it."""
         try:
-            data = _content(read_trusted(directory, name, self.directory))
+            data = _content(read_trusted(directory, name))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -145,9 +153,9 @@ class DiskCache:
             return None
         with suppress(OSError):  # where the directory is only read, nothing will be removed from it either
             if data is None:
-                os.unlink(name, dir_fd=directory)
+                os.unlink(directory.at(name), dir_fd=directory.descriptor)
             else:
-                os.utime(name, dir_fd=directory, follow_symlinks=False)
+                os.utime(directory.at(name), dir_fd=directory.descriptor, follow_symlinks=ON_WINDOWS)
         return data
 
     def _in_package(self, name: str) -> bytes | None:
@@ -180,12 +188,14 @@ class DiskCache:
                 self._make_room(directory, len(data))
                 temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
                 try:
-                    handle = os.open(temporary, NEW_FILE, 0o600, dir_fd=directory)
-                    with os.fdopen(handle, "wb") as file:
+                    with os.fdopen(directory.open(temporary, NEW_FILE), "wb") as file:
                         file.write(data + hashlib.sha256(data).digest())
-                    os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+                    at = directory.descriptor
+                    os.replace(directory.at(temporary), directory.at(name), src_dir_fd=at, dst_dir_fd=at)
                 except OSError as error:
                     _remove(temporary, directory)
+                    if ON_WINDOWS and (self.directory / name).is_file():
+                        return True  # another process has made the same entry, and has loaded it since
                     if not isinstance(error, IsADirectoryError):
                         raise
                     self._warn_of_entry(f"{name} is not a regular file")
@@ -208,7 +218,8 @@ class DiskCache:
         """The owner of the directory, and whether it is used."""
         owner = refusal = None
         try:
-            owner = owner_name(self.directory.lstat().st_uid)
+            status = self.directory.lstat()
+            owner = None if ON_WINDOWS else owner_name(status.st_uid)
             with trusted_directory(self.directory):
                 pass
         except FileNotFoundError:
@@ -223,7 +234,7 @@ class DiskCache:
         try:
             with trusted_directory(self.directory) as directory:
                 for name, _ in _files(directory):
-                    os.unlink(name, dir_fd=directory)
+                    os.unlink(directory.at(name), dir_fd=directory.descriptor)
                     removed += not name.startswith(PRIVATE)
         except FileNotFoundError:
             pass
@@ -236,13 +247,13 @@ class DiskCache:
         with ExitStack() as stack:
             with suppress(OSError):
                 directory = stack.enter_context(trusted_directory(self.directory, create=True))
-                handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+                handle = directory.open(lock, os.O_RDWR | os.O_CREAT)
                 stack.callback(os.close, handle)
                 stack.callback(_remove, lock, directory)  # a process that waits for the lock finds the entry
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                _lock(handle)
             yield
 
-    def _make_room(self, directory: int, size: int) -> None:
+    def _make_room(self, directory: Directory, size: int) -> None:
         """Remove what killed processes left, and the entries that were not used for longest."""
         now = time.time()
         kept: list[tuple[float, int, str]] = []
@@ -265,20 +276,32 @@ def _content(stored: bytes) -> bytes | None:
     return data if hashlib.sha256(data).digest() == digest else None
 
 
-def _files(directory: int) -> Iterator[tuple[str, os.stat_result]]:
+def _files(directory: Directory) -> Iterator[tuple[str, os.stat_result]]:
     """What is in a directory, but directories."""
-    for name in os.listdir(directory):
+    for name in directory.names():
         try:
-            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            status = os.stat(directory.at(name), dir_fd=directory.descriptor, follow_symlinks=False)
         except OSError:
             continue  # another process removed it
         if not stat.S_ISDIR(status.st_mode):
             yield name, status
 
 
-def _remove(name: str, directory: int) -> None:
+def _remove(name: str, directory: Directory) -> None:
     with suppress(OSError):
-        os.unlink(name, dir_fd=directory)
+        os.unlink(directory.at(name), dir_fd=directory.descriptor)
+
+
+def _lock(file: int) -> None:
+    """Waits until no other process has the lock; on Windows, for at most 10 seconds. Raises OSError."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file, msvcrt.LK_LOCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 @cache

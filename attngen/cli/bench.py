@@ -194,7 +194,7 @@ def _kept_report(path: Path) -> Report:
     from attngen.device.arrays import ArgumentError
 
     try:
-        return from_json(json.loads(path.read_text()))
+        return from_json(json.loads(path.read_text("utf-8")))
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:

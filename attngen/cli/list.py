@@ -71,7 +71,7 @@ def _sections() -> dict[str, list[Listed]]:
     from attngen.shipped import attentions_in, shipped_specs
     from attngen.spec.dtypes import DTYPES
 
-    texts = {name: path.read_text() for name, path in shipped_specs().items()}
+    texts = {name: path.read_text("utf-8") for name, path in shipped_specs().items()}
     return {
         **{section: [asdict(entry) for entry in entries] for section, entries in catalogue().items()},
         "types": [{"name": t.name, "usage": t.name, "meaning": _of_type(t)} for t in DTYPES.values()],

@@ -107,7 +107,7 @@ def start_command(puzzle: str, directory: Path, again: bool) -> None:
     if path.exists() and not again:
         raise click.UsageError(f"{path} exists already; --again replaces it, and what you wrote in it is lost")
     directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(folder.text)
+    path.write_text(folder.text, "utf-8")
     line = folder.text[: folder.text.index(BLANK)].count("\n") + 1
     click.echo(f"{folder.puzzle.title}: {folder.puzzle.teaches}")
     click.echo(f"{path}: read the contract, write the body at line {line}, then `attngen puzzle check {folder.number}`")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,8 @@ def check_room(directory: Path) -> None:
     """Raises DeviceError if a temporary directory cannot hold ROOM more bytes: called after a program that writes there failed,
     because programs say so in many ways, and in the user's language."""
     with temporary_files(), tempfile.TemporaryFile(dir=directory) as file:
-        os.posix_fallocate(file.fileno(), 0, ROOM)
+        file.write(bytes(ROOM))
+        file.flush()
 
 
 def _unusable(error: OSError) -> DeviceError:

@@ -44,4 +44,4 @@ def variables(theme: Theme, selector: str) -> str:
 @cache
 def style() -> str:
     """The rules of what pictures consist of, which use the variables."""
-    return (Path(__file__).parent / "drawing.css").read_text()
+    return (Path(__file__).parent / "drawing.css").read_text("utf-8")

@@ -111,7 +111,7 @@ def _has_form(primitive: str, forms: Mapping[str, Collection[str]]) -> bool:
 @cache
 def primitive(name: str) -> tuple[Piece, ...]:
     """The pieces of a primitive, after an empty line."""
-    return pieces_of("\n" + (template_directory() / "primitives" / f"{name}.cuh").read_text())
+    return pieces_of("\n" + (template_directory() / "primitives" / f"{name}.cuh").read_text("utf-8"))
 
 
 def pieces_of(text: str) -> tuple[Piece, ...]:

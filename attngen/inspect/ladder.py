@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> int:
     directory = Path("generated")
     wanted = files()
     if arguments == ["--check"]:
-        found = {p.name: p.read_text() for p in directory.iterdir()} if directory.is_dir() else {}
+        found = {p.name: p.read_text("utf-8") for p in directory.iterdir()} if directory.is_dir() else {}
         stale = sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n))
         for name in stale:
             print(f"generated/{name} is not current; run: python -m attngen.inspect.ladder")
@@ -151,7 +151,7 @@ def main(arguments: list[str]) -> int:
         if path.name not in wanted:
             path.unlink()
     for name, text in wanted.items():
-        (directory / name).write_text(text)
+        (directory / name).write_text(text, "utf-8")
     return 0
 
 

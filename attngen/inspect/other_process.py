@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,8 +47,9 @@ class OtherProcess(Generic[A, R]):
 
 
 def can_fork() -> bool:
-    """Whether a copy of this process would be of use, and has all of its threads: a copy has one."""
-    return (os.cpu_count() or 1) > 1 and hasattr(os, "fork") and threading.active_count() == 1
+    """Whether a copy of this process would be of use, and works: it has one thread, and no library of macOS works in it."""
+    forks = hasattr(os, "fork") and sys.platform != "darwin"
+    return forks and (os.cpu_count() or 1) > 1 and threading.active_count() == 1
 
 
 def _serve(connection: Connection, function: Callable[[A], R]) -> None:

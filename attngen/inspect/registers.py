@@ -115,7 +115,7 @@ def save(found: Mapping[Family, Widest], compiler: str, schedules: set[str]) -> 
                 rows[family] = sizes
         path = file_of(name, compiler)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(to_text(rows))
+        path.write_text(to_text(rows), "utf-8")
 
 
 def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:

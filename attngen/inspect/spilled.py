@@ -110,7 +110,7 @@ def _noted(schedule: str) -> frozenset[Spilled]:
 def _note(schedule: str, kernels: set[Spilled]) -> None:
     path = file_of_spilled(schedule, f"NVRTC-{nvrtc_version()}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(spilled_to_text(kernels))
+    path.write_text(spilled_to_text(kernels), "utf-8")
     spilled.cache_clear()
 
 

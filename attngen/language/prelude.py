@@ -22,7 +22,7 @@ class Prelude(Mapping[str, Definition]):
     """The definitions by name; each is a line, which is parsed when it is first asked for."""
 
     def __init__(self) -> None:
-        self.source = SourceFile("prelude.attn", PRELUDE_FILE.read_text())
+        self.source = SourceFile("prelude.attn", PRELUDE_FILE.read_text("utf-8"))
         numbered = enumerate(self.source.text.split("\n"), 1)
         self.lines = {found[1]: number for number, line in numbered if (found := re.match(r"def (\w+)", line))}
         self._parsed: dict[str, Definition] = {}

@@ -99,7 +99,7 @@ def _parsed(source: SourceFile, start: str, shown: SourceFile) -> Node:
 @cache
 def _parser() -> Lark:
     """The parser, of tables on disk: to load them takes a tenth of the time that lark needs to make them."""
-    grammar = (Path(__file__).parent / "attention.lark").read_text() + _operator_terminals()
+    grammar = (Path(__file__).parent / "attention.lark").read_text("utf-8") + _operator_terminals()
     name = digest(grammar, repr(LARK_OPTIONS), lark.__version__, sys.version)
     return Lark.load(BytesIO(CACHE.data(name, lambda: _tables(grammar))))
 

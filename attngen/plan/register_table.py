@@ -116,7 +116,7 @@ def file_of_spilled(schedule: str, compiler: str) -> Path:
 def spilled_by(schedule: str, compiler: str) -> frozenset[Spilled]:
     """The kernels that a compiler spills although the table has room for them, as they are committed."""
     path = file_of_spilled(schedule, compiler)
-    return parse_spilled(path.read_text()) if path.exists() else frozenset()
+    return parse_spilled(path.read_text("utf-8")) if path.exists() else frozenset()
 
 
 @lru_cache
@@ -128,7 +128,7 @@ def spilled(schedule: str) -> frozenset[Spilled]:
 def measured_by(schedule: str, compiler: str) -> dict[Family, Widest]:
     """What a compiler found, as it is committed."""
     path = file_of(schedule, compiler)
-    return parse(schedule, path.read_text()) if path.exists() else {}
+    return parse(schedule, path.read_text("utf-8")) if path.exists() else {}
 
 
 @lru_cache

@@ -63,7 +63,7 @@ class Folder:
     @cached_property
     def text(self) -> str:
         """What the student gets."""
-        return with_primitives((self.path / "puzzle.cu").read_text(), self.puzzle.products)
+        return with_primitives((self.path / "puzzle.cu").read_text("utf-8"), self.puzzle.products)
 
     def filled(self, body: str) -> str:
         """The student's file with `body` in the place of BLANK."""
@@ -73,12 +73,12 @@ class Folder:
     @property
     def hints(self) -> tuple[str, ...]:
         """Each a paragraph, its lines joined."""
-        paragraphs = (self.path / "hints.md").read_text().strip().split("\n\n")
+        paragraphs = (self.path / "hints.md").read_text("utf-8").strip().split("\n\n")
         return tuple(" ".join(paragraph.split()) for paragraph in paragraphs)
 
     @property
     def solution(self) -> str:
-        return self.filled((self.path / "solution.cu").read_text())
+        return self.filled((self.path / "solution.cu").read_text("utf-8"))
 
     @property
     def wrong(self) -> tuple[Wrong, ...]:
@@ -91,7 +91,7 @@ class Folder:
 
 
 def _wrong(path: Path) -> Wrong:
-    text = path.read_text()
+    text = path.read_text("utf-8")
     reason = _REASON.match(text)
     assert reason is not None, f"the first line of {path} must be `// wrong: KIND: WORDS` or `// medal: MEDAL: COUNT`"
     return Wrong(path.stem, reason["kind"], reason["words"] or "", text[reason.end() :])
@@ -110,7 +110,7 @@ def _primitive(name: str, products: Sequence[Wgmma]) -> str:
         template = environment().get_template("parts/wgmma.cuh.j2")
         text = "\n".join(template.render(product=one) for one in products)
     else:
-        text = (template_directory() / "primitives" / f"{name}.cuh").read_text()
+        text = (template_directory() / "primitives" / f"{name}.cuh").read_text("utf-8")
     return at_level(text, "brief").strip("\n") + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ def limited(seconds: float) -> Iterator[None]:
         while not ended.wait(TICK):
             if time.process_time() > end:
                 over.set()
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                _interrupt_main_thread()
                 return
 
     before = signal.getsignal(signal.SIGINT)
@@ -49,3 +50,11 @@ def limited(seconds: float) -> Iterator[None]:
         watcher.join()
         if not callable(before):
             signal.signal(signal.SIGINT, before)
+
+
+def _interrupt_main_thread() -> None:
+    """As Ctrl-C does: it interrupts what the thread waits for; on Windows, where handlers run in any thread, a kernel."""
+    if sys.platform == "win32":
+        signal.raise_signal(signal.SIGINT)
+    else:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -33,7 +33,7 @@ class Progress:
     def of(cls, directory: Path) -> Progress:
         path = directory / FILE
         try:
-            found = json.loads(path.read_text())
+            found = json.loads(path.read_text("utf-8"))
             return cls(path, {name: _record(one) for name, one in found.items()})
         except (OSError, ValueError, AttributeError, TypeError):
             return cls(path)
@@ -49,7 +49,7 @@ class Progress:
 
     def save(self) -> None:
         rows = {name: {n: getattr(r, n) for n in Record.__slots__} for name, r in sorted(self.records.items())}
-        self.path.write_text(json.dumps(rows, indent=1) + "\n")
+        self.path.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
 
 def _record(values: dict[str, Any]) -> Record:

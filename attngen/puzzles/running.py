@@ -178,17 +178,15 @@ def _argument(parameter: Parameter, case: Case, addresses: Mapping[str, int]) ->
 
 @contextmanager
 def printed_to_stderr() -> Iterator[None]:
-    """What the kernel prints goes to stderr meanwhile: stdout is for the report."""
+    """What kernels print goes to stderr meanwhile: stdout is for the report. Each launch flushes what it has printed."""
     import os
     import sys
 
     sys.stdout.flush()
-    libc = ctypes.CDLL(None)
     kept = os.dup(1)
     try:
         os.dup2(2, 1)
         yield
     finally:
-        libc.fflush(None)
         os.dup2(kept, 1)
         os.close(kept)

@@ -59,7 +59,7 @@ def build_library(text: str, name: str, checked: bool, debug: bool = False, garb
 def _link(compiler: HostCompiler, text: str, name: str, flags: tuple[str, ...], runtime_flags: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(UNITS) as pool:
         kernel, compiled, library = (Path(work) / f for f in (f"{name}.cpp", "kernel.o", "kernel.so"))
-        kernel.write_text(text)
+        kernel.write_text(text, "utf-8")
         runtime = [pool.submit(_runtime_object, compiler, unit, runtime_flags, Path(work)) for unit in range(UNITS)]
         includes = [f"-I{RUNTIME}", f"-I{meanings()[0].parent}"]
         compiler.run([*flags, *includes, "-c", str(kernel)], compiled, name)
@@ -82,7 +82,7 @@ def _compile_runtime(compiler: HostCompiler, unit: int, flags: tuple[str, ...]) 
         LOG.info("compiling the emulated device with %s; this happens once for each compiler", compiler.version)
     with tempfile.TemporaryDirectory() as work:
         whole, compiled = Path(work) / "runtime.cpp", Path(work) / "runtime.o"
-        whole.write_text("".join(f'#include "{file.name}"\n' for file in files))
+        whole.write_text("".join(f'#include "{file.name}"\n' for file in files), "utf-8")
         compiler.run([*flags, f"-I{RUNTIME}", "-c", str(whole)], compiled, "the emulated device")
         return compiled.read_bytes()
 
@@ -90,7 +90,7 @@ def _compile_runtime(compiler: HostCompiler, unit: int, flags: tuple[str, ...]) 
 @cache
 def runtime_digest() -> str:
     files = [*sorted(RUNTIME.iterdir()), *meanings()]
-    return digest(*(part for f in files if f.is_file() for part in (f.name, f.read_text())))
+    return digest(*(part for f in files if f.is_file() for part in (f.name, f.read_text("utf-8"))))
 
 
 def calls_of(library: Path, addresses: Sequence[int], file: str) -> dict[int, list[int]]:

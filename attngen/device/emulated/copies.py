@@ -7,8 +7,6 @@ stray access from one to the other would pass.
 from __future__ import annotations
 
 import ctypes
-import mmap
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -16,13 +14,13 @@ from types import SimpleNamespace
 import numpy as np
 
 from attngen.device.arrays import ArrayView
+from attngen.device.emulated.address_space import AddressSpace
 from attngen.device.protocol import Argument, DeviceError, Launch, Memory
 from attngen.device.tensor_map import MappedTensor
 
 Array = np.ndarray
 APART = 2**26  # bytes between tensors, beside several times the size of the largest: addresses are cheap, and nothing is there
 TIMES_LARGEST, FARTHEST = 4, 2**32
-NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which mmap does not name: nothing is set aside
 PAGE = 4096  # copies lie in pages as the tensors do: at the same alignment, in the same sectors
 
 
@@ -33,7 +31,7 @@ class Copies:
     given: tuple[Memory, ...]
     memory: tuple[Memory, ...]
     elements: tuple[Array | None, ...]
-    mapped: mmap.mmap
+    space: AddressSpace
 
     def moved(self, launch: Launch) -> Launch:
         """`launch` with the copies' addresses."""
@@ -59,19 +57,20 @@ def copies_of(memory: Sequence[Memory]) -> Copies:
     apart = APART + min(TIMES_LARGEST * max((m.bytes for m in memory), default=0), FARTHEST)
     apart += -apart % PAGE
     total = apart + sum(m.bytes + apart + 2 * PAGE for m in memory)
+    copies = []
     try:
-        mapped = mmap.mmap(-1, total, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+        space = AddressSpace(total)
+        end = space.base
+        for one in memory:
+            start = end + apart + (one.pointer - end - apart) % PAGE
+            space.use(start, one.bytes)
+            copies.append(replace(one, pointer=start))
+            end = start + one.bytes
     except OSError as error:
         raise DeviceError(f"there is not enough memory for copies of the call's tensors: {error}") from None
-    base = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-    copies, end = [], base
-    for one in memory:
-        start = end + apart + (one.pointer - end - apart) % PAGE
-        copies.append(replace(one, pointer=start))
-        end = start + one.bytes
     for one, copy in zip(memory, copies, strict=True):
         _copy(one, copy)
-    return Copies(tuple(memory), tuple(copies), tuple(map(_elements, memory)), mapped)
+    return Copies(tuple(memory), tuple(copies), tuple(map(_elements, memory)), space)
 
 
 def _copy(source: Memory, target: Memory) -> None:

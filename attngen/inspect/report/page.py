@@ -67,7 +67,7 @@ def report(
         "levels": levels_data(spec, plan, source.text),
         "beside": beside,
     }
-    assets = {name: (HERE / f"page.{name}").read_text() for name in ("css", "js")}
+    assets = {name: (HERE / f"page.{name}").read_text("utf-8") for name in ("css", "js")}
     colours = declared(":root", LIGHT) + declared(':root[data-theme="dark"]', DARK)
     assets["css"] = colours + style() + assets["css"]
     html = (

@@ -64,7 +64,7 @@ class TileTiming:
 def timings() -> dict[int, tuple[TileTiming, ...]]:
     """By the larger head size, at most; the rows of timings.txt."""
     found: dict[int, tuple[TileTiming, ...]] = {}
-    for line in Path(__file__).with_name("timings.txt").read_text().splitlines():
+    for line in Path(__file__).with_name("timings.txt").read_text("utf-8").splitlines():
         if not line.startswith("#"):
             head, groups, keys, stages, rate, overhead, even_rate, even_overhead, serves = line.split()
             timing = TileTiming(
