@@ -57,10 +57,9 @@ def hub_functions(specs: tuple[OfSpec, ...]) -> Iterator[HubFunction]:
             for a in of_spec.arguments
             if roles.get(a.name) == "output"
         )
-        params = (*of_spec.call.longest, *of_spec.params)
-        required = [p.name for p in params if p.default is None]
-        optional = [f"{p.name}={p.default}" for p in params if p.default is not None]
-        numbers = tuple(p.name for p in params)
+        required = [p.name for p in of_spec.numbers if p.default is None]
+        optional = [f"{p.name}={p.default}" for p in of_spec.numbers if p.default is not None]
+        numbers = tuple(p.name for p in of_spec.numbers)
         doc = "; ".join(line.strip() for line in to_text(of_spec.packaged.spec).strip().splitlines()[1:-1])
         yield HubFunction(of_spec.name, (*inputs, *required, *optional), inputs, numbers, results, doc)
 

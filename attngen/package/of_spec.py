@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attngen.emit.cuda_text import Temporary
 from attngen.emit.program import KernelEntry, Program
-from attngen.package.call_sizes import CallSizes
+from attngen.package.call_sizes import CallSizes, Longest
 from attngen.package.cpp_text import CppText
 from attngen.package.functions import Packaged
 from attngen.spec.dtypes import DTYPES
@@ -235,6 +235,11 @@ class OfSpec:
     def lines(self) -> list[str]:
         """The spec."""
         return to_text(self.packaged.spec).rstrip().splitlines()
+
+    @property
+    def numbers(self) -> tuple[Longest | Param, ...]:
+        """What callers state beside arrays and their sizes."""
+        return (*self.call.longest, *self.params)
 
     @property
     def size_texts(self) -> list[str]:

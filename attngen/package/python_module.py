@@ -60,10 +60,9 @@ class PythonSpec:
 
 
 def python_spec(of_spec: OfSpec) -> PythonSpec:
-    longest, params = (
-        tuple(Number(p.name, "required" if p.default is None else "default") for p in numbers)
-        for numbers in (of_spec.call.longest, of_spec.params)
-    )
+    numbers = {p.name: Number(p.name, "required" if p.default is None else "default") for p in of_spec.numbers}
+    longest = tuple(numbers[one.name] for one in of_spec.call.longest)
+    params = tuple(numbers[p.name] for p in of_spec.params)
     functions = tuple(_function(of_spec, f) for f in of_spec.functions)
     return PythonSpec(of_spec.name, of_spec.call.of_arrays, longest, params, functions)
 
@@ -72,7 +71,7 @@ def _function(of_spec: OfSpec, function: OfFunction) -> PythonFunction:
     programs = next(f.programs for f in of_spec.packaged.functions if f.name == function.name)
     tensors = {t.argument: t.role for p in programs for t in p.of_role("input", "output")}
     arguments = [a for a in of_spec.arguments if a.name in tensors]
-    names = ", ".join([*(a.name for a in arguments), *(p.name for p in (*of_spec.call.longest, *of_spec.params))])
+    names = ", ".join([*(a.name for a in arguments), *(p.name for p in of_spec.numbers)])
     written = ", ".join(a.name for a in arguments if tensors[a.name] == "output")
     doc = f"Arguments, by name: {names}; stream, workspace, counter. Writes {written}."
     return PythonFunction(function.name, tuple(_groups(of_spec, arguments)), doc)

@@ -20,9 +20,10 @@ from attngen.spec.obligations import check_obligations
 
 # The largest error that passes, in units of roundoff of the largest element: tensor cores multiply fp32 in parts
 UNITS = {"fp16": 8, "bf16": 8, "fp32": 256}
-FEW_HEADS = (4, 2)  # query and key/value heads, of specs that fix none
+FEW_HEADS = {"q_heads": 4, "kv_heads": 2}  # heads of specs that fix none
 SEQUENCES = 4  # in a call, if each has a length of its own
 PAGE_SIZE, SPARE_PAGES = 16, 1  # rows, of a spec that does not state it; pages in no sequence
+POSITIONS = 640  # rows of the tables of a rotation
 FREE_SIZE = 9  # the size of a dimension that comes with an array
 SAMPLES = {"float": "0.5", "int32_t": "3"}  # values of params without default
 PHILOX = {"rounds": ROUNDS, "multipliers": MULTIPLIERS, "increments": INCREMENTS, "steps": STEPS}
@@ -91,7 +92,7 @@ class Case:
 def is_tested(of_spec: OfSpec) -> bool:
     """Whether the test program has a reference of the spec."""
     spec = of_spec.packaged.spec
-    return spec.rotary is None and not {*spec.dtypes.values()} & {*FP8_DTYPES}
+    return spec.dtype not in FP8_DTYPES  # weights have the type of Q
 
 
 class TestSpec:
@@ -145,11 +146,32 @@ class TestSpec:
 
     @property
     def precision(self) -> str:
-        return self.spec.dtype.name.upper()
+        """The type that weights or results are rounded to, the coarser of both."""
+        return max(self.spec.dtype, self.spec.dtypes["o"], key=unit_roundoff).name.upper()
 
     @property
     def dropout_form(self) -> str:
         return "none" if self.spec.dropout is None else "philox"
+
+    @property
+    def rotary_form(self) -> str:
+        return "none" if self.spec.rotary is None else "tables"
+
+    @property
+    def rotary_dim(self) -> int:
+        return 0 if self.spec.rotary is None else self.spec.rotary.dim
+
+    @property
+    def interleaved(self) -> bool:
+        return self.spec.rotary is not None and self.spec.rotary.pairs == "interleaved"
+
+    @property
+    def cosines(self) -> str:
+        return "" if self.spec.rotary is None else self.spec.rotary.cosines
+
+    @property
+    def sines(self) -> str:
+        return "" if self.spec.rotary is None else self.spec.rotary.sines
 
     @property
     def inputs(self) -> list[Read]:
@@ -166,6 +188,8 @@ class TestSpec:
             "v_scale": one if spec.v_scale is None else spec.v_scale,
             "ds": zero if self.gradient is None else self.gradient.ds,
             "dropped": zero if spec.dropout is None else spec.dropout,
+            "q_position": constant(0) if spec.rotary is None else spec.rotary.q,
+            "k_position": constant(0) if spec.rotary is None else spec.rotary.k,
         }
         return [OfPairs(name, CTYPES[expr.type], self.printer.print(expr)) for name, expr in exprs.items()]
 
@@ -198,7 +222,7 @@ class TestSpec:
 
     @property
     def cases(self) -> list[Case]:
-        heads = dict(zip(("q_heads", "kv_heads"), FEW_HEADS, strict=True)) | self.of.call.fixed
+        heads = {**FEW_HEADS, **self.of.call.fixed}
         q_heads, dense = heads["q_heads"], self.spec.kernel.storage == "dense"
         few = (2 if dense else SEQUENCES) if q_heads <= 8 else 1
         many = -(-160 // q_heads)  # as many heads as the largest GPU has multiprocessors
@@ -212,14 +236,21 @@ class TestSpec:
         }
         found = []
         for title, (batch, q_len, kv_len, other) in shapes.items():
-            sizes = {"batch": batch, **heads, "q_len": q_len, "kv_len": kv_len}
+            sizes = {"batch": batch, **heads, "q_len": q_len, "kv_len": kv_len, **self._free_sizes}
             if self._is_allowed(sizes):
                 rows, keys = self._lengths(batch, "max_q_len", q_len, 0), self._lengths(batch, "max_kv_len", kv_len, 1)
                 sizes |= self._sizes_of_storage(rows, keys, q_len, kv_len)
-                found.append(Case(title, tuple(sizes.get(n, FREE_SIZE) for n in self.all_sizes), other, rows, keys))
+                found.append(Case(title, tuple(sizes[n] for n in self.all_sizes), other, rows, keys))
         return found
 
     # how
+
+    @property
+    def _free_sizes(self) -> dict[str, int]:
+        """The sizes of dimensions that captured arrays have alone; tables of a rotation have a row for each position."""
+        tables = () if self.spec.rotary is None else self.spec.rotary.tables
+        rows = [self.spec.input(table).dims[0] for table in tables]
+        return {dim: POSITIONS if dim in rows else FREE_SIZE for dim in self.spec.free_dims}
 
     def _lengths(self, batch: int, longest: str, most: int, first: int) -> tuple[int, ...]:
         """The rows or keys of each sequence: `most`, or fewer if each sequence has a number of its own."""
@@ -246,7 +277,7 @@ class TestSpec:
         params = {p.name: p.default if p.default is not None else float(SAMPLES[p.type]) for p in self.of.params}
         numbers = {p.name: int(params[p.name]) if p.type == "int32_t" else params[p.name] for p in self.of.params}
         try:
-            check_obligations(self.spec, {**sizes, **dict.fromkeys(self.spec.free_dims, FREE_SIZE)}, numbers)
+            check_obligations(self.spec, sizes, numbers)
         except ArgumentError:
             return False
         return True

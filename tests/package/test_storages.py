@@ -16,7 +16,7 @@ from attngen.package.functions import Request, packaged
 from attngen.plan import ARCHES
 from attngen.spec.attention import AttentionSpec, Storage
 from attngen.spec.evaluate import on_numbers
-from attngen.spec.gradient import gradients_of_call
+from attngen.spec.gradient import differentiable, gradients_of_call
 from attngen.spec.obligations import ObligationError, check_obligations, conditions_of_call
 from tests.conftest import ROOT
 from tests.harness import shipped
@@ -65,40 +65,40 @@ def test_conditions_are_those_of_python_for_every_length(spec: str, storage: Sto
     assert refused or spec == "dense_bias"
 
 
-RUN = {  # text, architecture, part
-    "packed": ("input bias: fp32[heads, q_len, kv_len] mask causal score s + bias[h, q, k]", "sm_80", ""),
-    "packed_on_hopper": ("mask causal_bottom_right sink -1.0", "sm_90a", ""),
-    "padded": ("input bias: fp32[heads, kv_len] mask causal_bottom_right score s + bias[h, k]", "sm_80", "forward"),
-    "padded_on_hopper": ("mask causal_bottom_right and q + kv_len - q_len - k < 64", "sm_90a", "forward"),
-    "paged": ("input bias: fp32[heads, kv_len] mask causal_bottom_right score s + bias[h, k]", "sm_80", "forward"),
-    "paged_on_hopper": ("mask causal_bottom_right", "sm_90a", "forward"),
-    "packed_paged": ("mask causal_bottom_right", "sm_80", "forward"),
-    "packed_paged_on_hopper": ("mask causal_bottom_right", "sm_90a", "forward"),
-    "values": ("values k[32:96] mask causal_bottom_right", "sm_80", ""),
-    "values_on_hopper": ("values k[64:128] mask causal_bottom_right", "sm_90a", ""),
-    "values_in_pages": ("values k[32:96] mask causal_bottom_right", "sm_80", "forward"),
+PLAIN = "dtype fp16 head_dim 64 mask causal_bottom_right"
+BIASED = f"{PLAIN} input bias: fp32[heads, kv_len] score s + bias[h, k]"
+PAIRS = "dtype fp16 head_dim 64 mask causal input bias: fp32[heads, q_len, kv_len] score s + bias[h, q, k]"
+ROTARY = f"{PLAIN} input cosines: fp32[positions, 16] input sines: fp32[positions, 16] rotary 32"
+CACHE = """
+    dtype q bf16 k fp8_e4m3 v fp8_e5m2 head_dim 64 mask causal_bottom_right input scales: fp32[batch, kv_heads]
+    scaled k by scales[b, h * kv_heads // heads] scaled v by scales[b, h * kv_heads // heads]
+"""
+RUN = {  # statements, architecture, functions
+    "packed": (f"{PAIRS} kernel auto {{ storage packed }}", "sm_80", ""),
+    "packed_on_hopper": (f"{PLAIN} sink -1.0 kernel auto {{ storage packed }}", "sm_90a", ""),
+    "padded": (f"{BIASED} kernel auto {{ storage padded }}", "sm_80", "forward"),
+    "padded_on_hopper": (f"{PLAIN} and k % 3 < 2 kernel auto {{ storage padded }}", "sm_90a", "forward"),
+    "paged": (f"{BIASED} kernel auto {{ storage paged }}", "sm_80", "forward"),
+    "paged_on_hopper": (f"{PLAIN} kernel auto {{ storage paged page_size 32 }}", "sm_90a", "forward"),
+    "packed_paged": (f"{PLAIN} kernel auto {{ storage packed_paged }}", "sm_80", "forward"),
+    "packed_paged_on_hopper": (f"{PLAIN} kernel auto {{ storage packed_paged page_size 64 }}", "sm_90a", "forward"),
+    "values": ("dtype fp16 head_dim 96 values k[32:96] mask causal_bottom_right", "sm_80", ""),
+    "values_on_hopper": ("dtype fp16 head_dim 192 values k[64:128] mask causal_bottom_right", "sm_90a", ""),
+    "values_in_pages": ("dtype fp16 head_dim 96 values k[32:96] kernel auto { storage paged }", "sm_80", "forward"),
+    "rotary": (f"{ROTARY} halves by cosines, sines", "sm_80", ""),
+    "packed_rotary": (f"{ROTARY} interleaved by cosines, sines kernel auto {{ storage packed }}", "sm_90a", ""),
+    "fp8_cache": (CACHE, "sm_80", "forward"),
+    "fp8_cache_in_pages": (f"{CACHE.replace('e5m2', 'e4m3')} kernel auto {{ storage paged }}", "sm_80", "forward"),
 }
-HEAD_DIM = {"values": 96, "values_on_hopper": 192, "values_in_pages": 96}
-PAGE_SIZES = {"paged_on_hopper": 32, "packed_paged_on_hopper": 64}
-
-
-def of_run(name: str) -> AttentionSpec:
-    storage = "paged" if name == "values_in_pages" else "dense" if name in HEAD_DIM else name.removesuffix("_on_hopper")
-    page = f"page_size {PAGE_SIZES[name]}" if name in PAGE_SIZES else ""
-    kernel = f"kernel auto {{ storage {storage} {page} }}" if storage != "dense" else ""
-    (spec,) = load_text(
-        f"attention {name} {{ dtype fp16 head_dim {HEAD_DIM.get(name, 64)} {RUN[name][0]} output lse {kernel} }}"
-    )
-    return spec
 
 
 @needs_compiler
 @pytest.mark.long(one_of=3)
 @pytest.mark.parametrize("name", RUN)
 def test_the_test_program_passes_on_the_emulated_device(name: str, tmp_path: Path, driver: Path) -> None:
-    _, arch, only = RUN[name]
-    spec = of_run(name)
-    wanted = None if only else gradients_of_call(spec, ["q", "k", *(i.name for i in spec.inputs)])[0]
+    statements, arch, only = RUN[name]
+    (spec,) = load_text(f"attention {name} {{ {statements} output lse }}")
+    wanted = None if only else (*gradients_of_call(spec, None)[0], *differentiable(spec))
     made = library_of(spec, arches=(arch,), compile=emulated, only=only, wanted=wanted)
     output = output_of_tests(made, tmp_path, driver, arch, PROCESSORS)
     assert len(re.findall(r"^ok ", output, re.M)) >= 12
