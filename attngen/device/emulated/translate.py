@@ -208,4 +208,5 @@ def _thunk(entry: KernelEntry) -> str:
     """A function that calls the kernel with arguments from an array of addresses."""
     arguments = ", ".join(f"emulator::parameter<{p.ctype}>(a[{i}])" for i, p in enumerate(entry.parameters))
     attributes = '__attribute__((no_sanitize("thread"), noinline))'  # it reads memory of Python, not of the kernel
-    return f'extern "C" EMULATOR_EXPORTED {attributes} void attngen_call_{entry.name}(void** a) {{ {entry.name}({arguments}); }}'
+    call = f"{entry.name}({arguments});"
+    return f'extern "C" EMULATOR_EXPORTED {attributes} void attngen_call_{entry.name}(void** a) {{ {call} }}'
