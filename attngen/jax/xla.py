@@ -17,13 +17,13 @@ import numpy as np
 
 from attngen.device.arrays import CPU, ArrayView, Location, contiguous_strides
 from attngen.device.protocol import DeviceError
+from attngen.jax.repeated import ALIGNMENT
 from attngen.spec.dtypes import DTYPES, DType
 
 OLDEST = 0, 1  # version of the interface, of jax 0.6
 METADATA = 1  # XLA_FFI_Extension_Metadata
 STRING = 4  # XLA_FFI_AttrType_STRING
 INVALID_ARGUMENT, INTERNAL = 3, 13  # XLA_FFI_Error_Code
-ALIGNMENT = 256  # bytes, the alignment of workspaces; kernels need at most 128
 XLA_ALIGNMENT = 16  # bytes, the most that XLA promises for memory of a call: it refuses a call that asks for more
 # XLA_FFI_DataType
 TYPES = {1: "bool", 4: "int32", 5: "int64", 10: "fp16", 11: "fp32", 16: "bf16", 19: "fp8_e5m2", 20: "fp8_e4m3"}
@@ -179,13 +179,15 @@ class Memory:
     def empty_view(self, shape: tuple[int, ...], dtype: DType, name: str) -> ArrayView:
         """A workspace. XLA gives its memory to later work of the same stream, after this call's kernels. Raises DeviceError."""
         size = math.prod(shape) * dtype.bytes
-        if not size:
-            return self._view(name, 0, shape, dtype)
+        return self._view(name, self.scratch(size) if size else 0, shape, dtype)
+
+    def scratch(self, size: int) -> int:
+        """The address of so many bytes, a multiple of ALIGNMENT, for the kernels of this call. Raises DeviceError."""
         size += ALIGNMENT - XLA_ALIGNMENT
         wanted = Allocate.sized(ctx=self.frame.ctx, size=size, alignment=XLA_ALIGNMENT)
         self._check(self.frame.api.contents.memory_allocate(wanted))
         self._taken.append((wanted.data, size))
-        return self._view(name, -(-wanted.data // ALIGNMENT) * ALIGNMENT, shape, dtype)
+        return -(-int(wanted.data) // ALIGNMENT) * ALIGNMENT
 
     def stream(self) -> int:
         """The driver's handle of XLA's stream. Raises DeviceError."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,10 +13,6 @@ import attngen  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
 from attngen.device.arrays import view  # noqa: E402
 from attngen.device.binding import bind, sizes_of  # noqa: E402
-from attngen.device.emulated import EmulatedDevice  # noqa: E402
-from attngen.device.protocol import Kernel, Launch, Memory  # noqa: E402
-from attngen.device.tensor_map import MappedTensor  # noqa: E402
-from attngen.emit.program import Program  # noqa: E402
 from attngen.torch import (  # noqa: E402
     Attention,
     attention,
@@ -37,44 +31,9 @@ from attngen.torch.prepared import PreparedCall, Remembered  # noqa: E402
 from attngen.torch.runtime import Runtime  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.device.programs import SCALE, backward_problem, backward_program, expected_gradients  # noqa: E402
+from tests.device.repeating import STREAM, RepeatingDevice  # noqa: E402
 
-STREAM = 7
 COUNTER = torch.zeros(1, dtype=torch.int32)
-
-
-@dataclass
-class RepeatingKernel:
-    """An emulated kernel that repeats launches as one on a GPU does: with the addresses of the tensors in `order`."""
-
-    kernel: Kernel
-
-    @property
-    def source(self) -> Program:
-        return self.kernel.source
-
-    def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
-        self.kernel.launch(launches, memory, stream)
-
-    def repeat(self, launches: tuple[Launch, ...], order: tuple[str, ...]) -> Callable[[Sequence[int], int], None]:
-        def moved(parameter: Any, argument: Any, addresses: dict[str, int]) -> Any:
-            if isinstance(argument, MappedTensor):
-                return replace(argument, pointer=addresses[parameter.of])
-            return ctypes.c_void_p(addresses[parameter.of]) if parameter.binding == "data" else argument
-
-        def again(given: Sequence[int], stream: int) -> None:
-            assert stream == STREAM
-            addresses = dict(zip(order, given, strict=True))
-            for one in launches:
-                pairs = zip(one.entry.parameters, one.arguments, strict=True)
-                arguments = tuple(moved(parameter, argument, addresses) for parameter, argument in pairs)
-                self.kernel.launch((replace(one, arguments=arguments),), ())
-
-        return again
-
-
-class RepeatingDevice(EmulatedDevice):
-    def compile(self, source: Program) -> Any:
-        return RepeatingKernel(super().compile(source))
 
 
 @pytest.fixture(autouse=True)
