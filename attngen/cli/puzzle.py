@@ -130,6 +130,7 @@ def check_command(puzzle: str, file: Path | None, directory: Path, need: str, as
     attngen puzzle check 01_dot_product.cu
     attngen puzzle check 1 handed_in/lee/01.cu --need silver --json    for graders
     """
+    from attngen.device.cuda.compiler import NVRTC_EXISTS
     from attngen.puzzles.counts import MEDALS as ORDER
     from attngen.puzzles.folder import find_folder
     from attngen.puzzles.progress import Progress
@@ -140,6 +141,8 @@ def check_command(puzzle: str, file: Path | None, directory: Path, need: str, as
     folder = find_folder(puzzle)
     path = file or (Path(puzzle) if puzzle.endswith(".cu") else directory / f"{folder.name}.cu")
     text = _read(path, folder)
+    if not NVRTC_EXISTS:
+        click.echo("note: NVIDIA has no compiler for this system: the file is compiled for the emulated device alone", err=True)
     with printed_to_stderr():
         verdict = check(folder, text, path.name, gpu)
     if as_json:

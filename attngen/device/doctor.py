@@ -13,7 +13,7 @@ from importlib import metadata
 
 from attngen.cache.disk_cache import KINDS, MOST_BYTES, DiskCache, cache_directory
 from attngen.device.cuda import CudaDevice
-from attngen.device.cuda.compiler import SASS_CURE, find_nvdisasm, nvrtc_version
+from attngen.device.cuda.compiler import NVRTC_EXISTS, SASS_CURE, find_nvdisasm, nvrtc_version
 from attngen.device.emulated.host_compiler import CURE, find_compiler
 from attngen.device.protocol import DeviceError
 from attngen.device.select import has_gpu
@@ -32,7 +32,8 @@ class Finding:
 
 def examine() -> tuple[Finding, ...]:
     """Look for everything that attngen can use. Imports no array library."""
-    nvrtc, driver = "pip install 'nvidia-cuda-nvrtc>=13.0,<14'", "an NVIDIA GPU and its driver (580 or later)"
+    nvrtc = "pip install 'nvidia-cuda-nvrtc>=13.0,<14'" if NVRTC_EXISTS else "Linux or Windows"
+    driver = "an NVIDIA GPU and its driver (580 or later)"
     on_gpu = "running on a GPU; without one the emulated device runs everything"
     in_findings, optional = "lines in the findings of the emulated device", "not installed (optional)"
     return (

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from attngen.device.cuda import compiler
 from attngen.device.cuda.compiler import compile_text
 from attngen.device.emulated.findings import EmulationError, Place
 from attngen.device.emulated.host_compiler import find_compiler
@@ -230,7 +231,9 @@ def _difference(wanted: Signature, found: Signature) -> str:
 
 
 def _compile_problem(program: Program) -> Problem | None:
-    """NVRTC's first error: what compiles here compiles for a GPU."""
+    """NVRTC's first error: what compiles here compiles for a GPU. None if the system has no NVRTC."""
+    if not compiler.NVRTC_EXISTS:
+        return None
     try:
         compile_text(program)
     except CompilationError as error:
@@ -262,6 +265,8 @@ def _host_problem(error: CompilationError) -> Problem:
     found = _HOST.search(error.log)
     line, what = (int(found["line"]), found["what"]) if found else (0, error.log.strip().split("\n")[0])
     message = f"compiles for a GPU, but the emulated device cannot run it: {what}"
+    if not compiler.NVRTC_EXISTS:
+        message = f"does not compile: {what}"
     return Problem(
         "does not compile", message, line, help="write it with the functions that the contract names, or in plain C++"
     )

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from attngen.device.protocol import CompilationError, DeviceError
 from attngen.device.temporary import temporary_files
 from attngen.emit.program import Program
 
+NVRTC_EXISTS = sys.platform != "darwin"  # NVIDIA has it for Linux and Windows
 CACHE = DiskCache("cuda")
 SASS_CURE = "pip install nvidia-cuda-nvdisasm, or put a CUDA toolkit's nvdisasm on the PATH"
 

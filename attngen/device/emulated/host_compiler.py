@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,9 +19,14 @@ from pathlib import Path
 from attngen.device.protocol import CompilationError, DeviceError
 from attngen.device.temporary import check_room
 
-CURE = "install g++ (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or pip install ziglang"
+CURES = {
+    "linux": "install g++ (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or pip install ziglang",
+    "darwin": "xcode-select --install, or pip install ziglang",
+    "win32": "pip install ziglang",
+}
+CURE = CURES.get(sys.platform, CURES["linux"])
 CHANGE = "set CXX to a C++ compiler, or unset it to use g++ or clang++"
-CANDIDATES = ("g++", "clang++")
+CANDIDATES = () if sys.platform == "win32" else ("g++", "clang++")
 LINKERS = ("gold", "lld")  # take a fraction of the time of the usual one, most of which is for the C++ library's symbols
 
 
@@ -48,6 +53,17 @@ CLANG = Family("clang", (), LLVM_CALLS)
 # By default, zig compiles for the present CPU, but machines may share a cache; and it adds its own checks.
 # It links the C++ library statically, with debug information of 4 MB.
 ZIG = Family("zig", ("-mcpu=baseline", "-fno-sanitize=undefined", "-Wl,--compress-debug-sections=zlib"), LLVM_CALLS, False)
+# For Windows, clang's driver refuses CALLS or links their runtimes; the compiler proper has them. No exception passes a call.
+WINDOWS_CALLS = (
+    "-Xclang",
+    "-fsanitize=thread,array-bounds,local-bounds",
+    "-mllvm",
+    "-tsan-handle-cxx-exceptions=0",
+    *LLVM_CALLS[len(CALLS) :],
+)
+WINDOWS = ("-target", "x86_64-windows-gnu")
+CLANG_ON_WINDOWS = replace(CLANG, common=WINDOWS, checked=WINDOWS_CALLS, links_with=False)
+ZIG_ON_WINDOWS = replace(ZIG, common=(*WINDOWS, *ZIG.common), checked=WINDOWS_CALLS)
 
 
 _MAJOR = re.compile(r"\b(\d+)\.\d+")
@@ -59,12 +75,18 @@ class HostCompiler:
 
     command: tuple[str, ...]
     version: str  # the first line of its --version
+    system: str = sys.platform
 
     @property
     def family(self) -> Family:
-        if any(Path(part).name in ("zig", "ziglang") for part in self.command):
-            return ZIG
-        return CLANG if "clang" in self.version else GCC
+        on_windows = self.system == "win32"
+        if any(Path(part).stem in ("zig", "ziglang") for part in self.command):
+            return ZIG_ON_WINDOWS if on_windows else ZIG
+        if "clang" in self.version:
+            return CLANG_ON_WINDOWS if on_windows else CLANG
+        if on_windows:  # it cannot give the shared arrays of templates a section of their own
+            raise DeviceError(f"the emulated device does not support {self} on Windows; unset CXX, and {CURE}")
+        return GCC
 
     @property
     def garbage(self) -> tuple[str, ...]:
@@ -76,7 +98,7 @@ class HostCompiler:
     @cached_property
     def identity(self) -> str:
         """The key of compiled code: code of an equal compiler can be reused."""
-        return "\0".join([self.version, platform.machine(), *self.family.common, *self.command[1:]])
+        return "\0".join([self.version, self.system, platform.machine(), *self.family.common, *self.command[1:]])
 
     @cached_property
     def linker(self) -> tuple[str, ...]:
@@ -131,13 +153,20 @@ def _find(cxx: str, path: str) -> HostCompiler:
 def _named(cxx: str) -> HostCompiler:
     """The compiler named by the value of CXX: a program and arguments, split as by a shell."""
     try:
-        command = tuple(shlex.split(cxx))
+        command = _split(cxx)
     except ValueError as error:
         raise DeviceError(f"CXX is {cxx!r}, which is not a command: {str(error).lower()}") from None
     if not command or shutil.which(command[0]) is None:
         program = command[0] if command else ""
         raise DeviceError(f"CXX is {cxx!r}, but there is no program {program!r}; {CHANGE}")
     return HostCompiler(command, _version(command))
+
+
+def _split(cxx: str) -> tuple[str, ...]:
+    """A command line in parts; on Windows, where \\ separates directories, quotes alone are special."""
+    if sys.platform != "win32":
+        return tuple(shlex.split(cxx))
+    return tuple(part.strip('"') for part in shlex.split(cxx, posix=False))
 
 
 def _version(command: tuple[str, ...]) -> str:

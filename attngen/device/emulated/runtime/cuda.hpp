@@ -8,6 +8,13 @@
 #include "emulator.hpp"
 #include "platform.hpp"
 
+#ifndef isnan  // of C; macOS leaves these macros to the C++ library
+#define isnan(x) __builtin_isnan(x)
+#define isinf(x) __builtin_isinf(x)
+#define isfinite(x) __builtin_isfinite(x)
+#define signbit(x) __builtin_signbit(x)
+#endif
+
 #define __global__ __attribute__((noinline))
 #define __device__
 #define __host__

@@ -1,0 +1,110 @@
+"""macOS and Windows: the emulated device compiles for them by zig, which has their headers; what Python needs is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from attngen.cache import disk_cache, trusted_files
+from attngen.cache.disk_cache import DiskCache
+from attngen.device.emulated.build import CHECKED, FAST, KERNEL, RUNTIME_FLAGS, UNITS
+from attngen.device.emulated.host_compiler import HostCompiler
+from attngen.device.emulated.translate import COUNTED, RUNTIME, meanings, translate
+from tests.conftest import ROOT
+from tests.harness import emitted, shipped
+
+SYSTEMS = {"aarch64-macos": "darwin", "x86_64-macos": "darwin", "x86_64-windows-gnu": "win32"}
+MODULES = {"darwin": ["cuda"], "win32": ["fcntl", "pwd", "resource", "grp", "termios", "pty"]}
+STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
+pytestmark = pytest.mark.skipif(find_spec("ziglang") is None, reason="zig is not installed")
+
+
+def compiler_for(target: str) -> HostCompiler:
+    return HostCompiler((sys.executable, "-m", "ziglang", "c++", "-target", target), "zig", SYSTEMS[target])
+
+
+@pytest.mark.parametrize("target", SYSTEMS)
+@pytest.mark.parametrize(("schedule", "arch", "checked"), [("naive", "sm_80", False), ("hopper", "sm_90a", True)])
+def test_a_kernel_compiles(target: str, schedule: str, arch: str, checked: bool, tmp_path: Path) -> None:
+    compiler = compiler_for(target)
+    flags = (*CHECKED, *compiler.family.checked, f"-D{COUNTED}") if checked else FAST
+    text, made = tmp_path / "kernel.cpp", tmp_path / "kernel.o"
+    text.write_text(translate(emitted(shipped("gpt2"), schedule, arch)).text, "utf-8")
+    includes = (f"-I{RUNTIME}", f"-I{meanings()[0].parent}")
+    compiler.run([*KERNEL, *flags, *includes, "-c", str(text)], made, "a kernel")
+    assert made.read_bytes().count(b"__tsan_") > 0 or not checked
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("unit", range(UNITS))
+@pytest.mark.parametrize("target", SYSTEMS)
+def test_the_runtime_compiles_without_warnings(target: str, unit: int, tmp_path: Path) -> None:
+    text, made = tmp_path / "runtime.cpp", tmp_path / "runtime.o"
+    files = sorted(RUNTIME.glob("*.cpp"))[unit::UNITS]
+    text.write_text("".join(f'#include "{file.name}"\n' for file in files), "utf-8")
+    flags = [flag for flag in RUNTIME_FLAGS if flag != "-w"]
+    compiler_for(target).run([*flags, *STRICT, f"-I{RUNTIME}", "-c", str(text)], made, "the runtime")
+    assert made.stat().st_size > 0
+
+
+COMMANDS = """
+import os, signal, sys
+for name in {missing!r}:
+    sys.modules[name] = None
+from attngen.cache import trusted_files, disk_cache
+from attngen.device.cuda import compiler
+if {system!r} == "win32":
+    del os.fork, os.geteuid, signal.pthread_kill
+    trusted_files.ON_WINDOWS = disk_cache.ON_WINDOWS = True
+else:
+    compiler.NVRTC_EXISTS = False
+from click.testing import CliRunner
+from attngen.cli import main
+for line in {lines!r}:
+    done = CliRunner().invoke(main, line.split(), catch_exceptions=False)
+    assert done.exit_code == 0, (line, done.output)
+    if line == "puzzle start 1":
+        open("01_dot_product.cu", "w").write(CliRunner().invoke(main, ["puzzle", "solution", "1"]).output)
+"""
+LINES = [
+    "explain gpt2", "build gpt2 -o built", "list", "doctor", "trace gpt2 --kernel naive --q-len 20",
+    "check gpt2 --kernel naive --device emulated", "puzzle start 1", "puzzle check 1",
+]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("compiled_runtime")
+@pytest.mark.parametrize("system", MODULES)
+def test_commands_import_no_module_that_a_system_lacks(system: str, tmp_path: Path) -> None:
+    code = COMMANDS.format(missing=MODULES[system], system=system, lines=LINES)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_cache_without_descriptors_of_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "cache"))
+    for module in (trusted_files, disk_cache):
+        monkeypatch.setattr(module, "ON_WINDOWS", True)
+    cache = DiskCache("emulated")
+    assert cache.data("one", lambda: b"first", once=True) == b"first"
+    assert cache.data("one", lambda: b"second") == b"first"
+    assert cache.file("two", lambda: b"two").parent == tmp_path / "cache" / "emulated"
+    (tmp_path / "cache" / "emulated" / "one").write_bytes(b"damaged")
+    assert cache.find("one") is None
+    assert [entry.name for entry in cache.entries()] == ["two"]
+    assert cache.state().owner is None
+    assert cache.clear() == 1
+    assert cache.entries() == ()
+
+
+def test_texts_are_utf8_on_every_system() -> None:
+    """Files are read and written in a stated encoding; Windows has one of its own."""
+    unstated = re.compile(r"\.read_text\(\)|\.write_text\([^,]*\)$|(?<![\w.])open\(")
+    files = sorted((ROOT / "attngen").rglob("*.py"))
+    lines = [(path, line) for path in files for line in path.read_text("utf-8").splitlines()]
+    assert not [(str(path), line) for path, line in lines if unstated.search(line)]
