@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "transformers": {"spec", "plan", "device", "torch", "optional"},
     "diffusers": {"device", "torch", "optional"},
     "vllm": {"spec", "plan", "schedules", "torch", "optional"},
-    "jax": {"spec", "language", "plan", "emit", "device", "api", "optional"},
+    "jax": {"spec", "language", "plan", "emit", "device", "backward", "api", "optional"},
     "bench": SPEC | {"torch", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "inspect": SPEC | LOW | {"drawings", "language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "puzzles": SPEC | LOW | {"drawings", "plan", "emit", "device", "inspect"},

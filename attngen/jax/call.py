@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any, Literal
 
 from attngen.api import CompiledAttention, compile_later
+from attngen.backward import CompiledBackward
 from attngen.device.arrays import CPU, ArrayView, Location
 from attngen.device.binding import Bound
 from attngen.device.cuda.memory import zero_for_ever
@@ -56,6 +57,14 @@ class Call:
         """The forward, whose kernels are compiled when they are first needed. Raises PlanRefusal, DeviceError."""
         return compiled_of(self.spec, device, self.kernel, self.arch)
 
+    def parts(self, device: str, shapes: Mapping[str, Sequence[int]]) -> list[CompiledBackward]:
+        """The programs of a backward, compiled when they are first needed; `shapes` are those of arrays as kernels expect them.
+        Raises PlanRefusal."""
+        compiled = self.compiled(device)
+        _, computed = gradients_of_call(compiled.spec, self.wanted)
+        parts = compiled.gradient_parts(computed, self.deterministic, shapes)
+        return [compiled.gradients(names, self.deterministic) for names in parts]
+
 
 @lru_cache(maxsize=4096)
 def call_of(text: str) -> Call:
@@ -85,7 +94,7 @@ def run(text: str, location: Location, inputs: Sequence[ArrayView], outputs: Seq
     call = call_of(text)
     views = {name: call.view(name, array) for name, array in zip(call.inputs, inputs, strict=True)}
     results = {name: call.view(name, array) for name, array in zip(call.outputs, outputs, strict=True)}
-    bounds = _bound(call, call.compiled(device_of(location)), views, results)
+    bounds = _bound(call, device_of(location), views, results)
     for bound in bounds:
         bound.run(stream)
     if stream is not None:
@@ -105,17 +114,14 @@ def _counter_of(location: Location, stream: int) -> int:
         return _counters[location, stream]
 
 
-def _bound(
-    call: Call, compiled: CompiledAttention, views: Mapping[str, ArrayView], results: Mapping[str, ArrayView]
-) -> list[Bound]:
+def _bound(call: Call, device: str, views: Mapping[str, ArrayView], results: Mapping[str, ArrayView]) -> list[Bound]:
     """The programs of a call, in order."""
     params = dict(call.params)
     if call.does != "backward":
-        return [(compiled if call.does == "forward" else compiled.saving()).bind({**views, **results}, params)]
-    _, computed = gradients_of_call(compiled.spec, call.wanted)
-    shapes, bounds = {name: array.shape for name, array in views.items()}, []
-    for names in compiled.gradient_parts(computed, call.deterministic, shapes):
-        part = compiled.gradients(names, call.deterministic)
+        forward = call.compiled(device) if call.does == "forward" else call.compiled(device).saving()
+        return [forward.bind({**views, **results}, params)]
+    bounds = []
+    for part in call.parts(device, {name: array.shape for name, array in views.items()}):
         written = {gradient_argument(name): results[gradient_argument(name)] for name in part.plan.wanted}
         bounds.append(part.bind({**part.inputs_of(views), **written}, params))
     return bounds

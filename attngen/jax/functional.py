@@ -25,7 +25,7 @@ from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES
-from attngen.spec.gradient import QKV, differentiable, gradient_argument
+from attngen.spec.gradient import QKV, gradient_argument, is_constant_in, wanted_gradients
 from attngen.spec.obligations import check_obligations
 from attngen.spec.print_attn import to_text
 
@@ -54,10 +54,12 @@ def attention(
     by name, known when JAX traces the call. `kernel` overrides the spec's own schedule.
 
     q, k, v and captured float inputs have gradients, of O and of lse; those are computed that JAX differentiates by. With
-    `deterministic` they have the same bits in every run. There is no second derivative and no forward mode. `jax.vmap` makes
-    one call for each element. Dropout, storages other than dense, and `values` are not supported.
+    `deterministic` they have the same bits in every run. Tables of a rotation and scales of V have none; gradients of floats
+    that only the mask reads are zeros. There is no second derivative and no forward mode. `jax.vmap` makes one call for each
+    element. Dropout, storages other than dense, and `values` are not supported.
 
-    Raises ArgumentError that names the argument at fault, when JAX traces the call; DiagnosticError, PlanRefusal, DeviceError.
+    Raises, when JAX traces the call, ArgumentError that names the argument at fault, GradientError for an array without a
+    gradient; DiagnosticError, PlanRefusal, DeviceError.
     """
     spec = load(spec) if isinstance(spec, (str, PathLike)) else spec
     if not isinstance(spec, AttentionSpec):
@@ -181,18 +183,20 @@ Kept = tuple[list[jax.Array], list[jax.Array], Wanted]  # arrays of the call, re
 
 
 def _attend_forward(call: Call, *primals: jax.custom_derivatives.CustomVJPPrimal) -> tuple[tuple[jax.Array, ...], Kept]:
-    """The results, and what the backward reads."""
+    """The results, and what the backward reads. Raises GradientError for an array that has no gradient."""
     arrays = [primal.value for primal in primals]
     perturbed = [name for name, primal in zip(call.inputs, primals, strict=True) if primal.perturbed]
     spec = call.compiled(device_of(_location())).spec
-    wanted = tuple(name for name in perturbed if name in (*QKV, *differentiable(spec)))
+    wanted = tuple(name for name in perturbed if name in QKV or not is_constant_in(spec, name))
+    if wanted:
+        wanted_gradients(spec, wanted)
     saving = _forward(replace(call, does="saving"), arrays)
     results = tuple(saving[name] for name in (("out", "lse") if spec.lse else ("out",)))
     return results, (arrays, list(saving.values()), Wanted(wanted, tuple(saving)))
 
 
 def _attend_backward(call: Call, kept: Kept, cotangents: tuple[jax.Array | SymbolicZero, ...]) -> tuple[jax.Array | None, ...]:
-    """The gradients of the arrays in order, None for those that are not wanted."""
+    """The gradients of the arrays in order, None for those that are not wanted. Raises PlanRefusal."""
     arrays, results, wanted = kept
     if not wanted.names:
         return (None,) * len(arrays)
@@ -201,6 +205,9 @@ def _attend_backward(call: Call, kept: Kept, cotangents: tuple[jax.Array | Symbo
     given = dict(zip(call.inputs, arrays, strict=True)) | saved | dict(zip(("dout", "dlse"), of_results, strict=False))
     gradients = {gradient_argument(n): jax.ShapeDtypeStruct(given[n].shape, given[n].dtype) for n in wanted.names}
     backward = replace(call, does="backward", wanted=wanted.names, inputs=tuple(given))
+    location = _location()
+    shapes = {name: backward.view(name, _described(array, location)).shape for name, array in given.items()}
+    backward.parts(device_of(location), shapes)
     found = dict(zip(gradients, _custom_call(backward, list(given.values()), gradients), strict=True))
     return tuple(found.get(gradient_argument(name)) for name in call.inputs)
 

@@ -175,7 +175,21 @@ def _reason(spec: AttentionSpec, named: str) -> str:
         return f"its elements are {types[named]}, and only floats have derivatives"
     if spec.rotary is not None and named in spec.rotary.tables:
         return "the tables of a rotation have no gradients"
+    if _scales_v(spec, named):
+        return "no schedule has gradients of a spec that scales V"
     return "only the mask reads it, and masks have no derivative"
+
+
+def _scales_v(spec: AttentionSpec, named: str) -> bool:
+    return spec.v_scale is not None and named in inputs_in(spec.v_scale) | names_in(spec.v_scale)
+
+
+def is_constant_in(spec: AttentionSpec, named: str) -> bool:
+    """Whether the derivative of a spec's results by the input `named` is 0: it is no float, or only the mask reads it."""
+    if spec.input(named).dtype.kind != "float":
+        return True
+    tables = spec.rotary.tables if spec.rotary is not None else ()
+    return named not in (*differentiable(spec), *tables) and not _scales_v(spec, named)
 
 
 # --- classes of access ------------------------------------------------------------------------------------------------

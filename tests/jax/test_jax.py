@@ -14,6 +14,8 @@ jnp = jax.numpy
 import attngen  # noqa: E402
 from attngen.jax import attention  # noqa: E402
 from attngen.jax.call import Call, call_of  # noqa: E402
+from attngen.plan.plan import PlanRefusal  # noqa: E402
+from attngen.spec.gradient import GradientError  # noqa: E402
 from tests import tiers  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::attngen.EmulatedDeviceWarning")
@@ -133,6 +135,31 @@ def test_mistakes_are_said_when_jax_traces() -> None:
             jax.jit(call)(q)
         of_a_type = "has elements of" in message or "is of type" in message
         assert isinstance(raised.value, attngen.ArgumentTypeError) or not of_a_type
+
+
+def test_what_has_no_gradient_is_said_when_jax_traces() -> None:
+    """Not zeros of tables and scales, on which O depends. Of what the mask alone reads, zeros are right."""
+    q, k, v = arrays(16, (2, 2), 9)
+    x = {"inputs": {"x": ("fp32", ("kv_len",))}}
+    scaled = attngen.define(dtype="fp32", head_dim=16, v_scale="x[k]", **x)
+    tables = {"inputs": dict.fromkeys(("c", "z"), ("fp32", ("kv_len", 8)))}
+    rotated = attngen.define(dtype="fp32", head_dim=16, rotary="16 halves by c, z", **tables)
+    masked = attngen.define(dtype="fp32", head_dim=16, mask="x[k] > 0.0", **x)
+    of_bytes = attngen.define(dtype={"q": "fp32", "k": "fp8_e4m3", "v": "fp8_e4m3"}, head_dim=16)
+    ones, table = jnp.ones(9), jnp.ones((9, 8))
+
+    def gradient(function: Any, *given: Any) -> Any:
+        return jax.jit(jax.grad(lambda *given: function(*given).sum())).lower(*given)
+
+    with pytest.raises(GradientError, match="`x` has no gradient: no schedule has gradients of a spec that scales V"):
+        gradient(lambda x: attention(q, k, v, scaled, x=x), ones)
+    with pytest.raises(GradientError, match="`z` has no gradient: the tables of a rotation"):
+        gradient(lambda z: attention(q, k, v, rotated, c=table, z=z), table)
+    with pytest.raises(PlanRefusal, match="no schedule has gradients"):
+        gradient(lambda q: attention(q, k.astype("float8_e4m3fn"), v.astype("float8_e4m3fn"), of_bytes), q)
+    found = jax.grad(lambda x: attention(q, k, v, masked, x=x).sum())(ones)
+    assert found.shape == (9,)
+    assert not found.any()
 
 
 def test_what_a_kernel_finds_is_xlas_error(monkeypatch: pytest.MonkeyPatch) -> None:

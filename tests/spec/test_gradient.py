@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,7 +18,7 @@ from attngen.reference.numpy_oracle import numpy_attention
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.schedules import choose, schedules_for
 from attngen.spec.dtypes import from_storage
-from attngen.spec.gradient import GradientError, gradient_of, wanted_gradients
+from attngen.spec.gradient import GradientError, gradient_of, is_constant_in, wanted_gradients
 from attngen.spec.names import BACKWARD_NAMES, TENSORS
 from tests import tiers
 from tests.harness import SPECS, shipped, small
@@ -79,6 +80,21 @@ def test_what_has_a_gradient_and_what_has_none() -> None:
             wanted_gradients(spec, [name])
     with pytest.raises(ArgumentError, match="no gradient is requested"):
         wanted_gradients(spec, [])
+
+
+def test_what_results_do_not_depend_on_smoothly() -> None:
+    """Its derivative is 0, which may be said where it is not computed. That of a scale of V or a table is not."""
+    inputs = dict.fromkeys(("hidden", "size", "seen"), ("fp32", ("kv_len",))) | {"ids": ("int32", ("kv_len",))}
+    tables = dict.fromkeys(("c", "z"), ("fp32", ("kv_len", 8)))
+    spec = attngen.define(
+        dtype="fp32", head_dim=16, inputs=inputs | tables, mask="hidden[k] > 0.0 and ids[k] > 0", score="s + seen[k]",
+        v_scale="size[k] + hidden[k]", rotary="16 halves by c, z",
+    )  # fmt: skip
+    assert [n for n in (*inputs, *tables) if is_constant_in(spec, n)] == ["ids"]
+    assert is_constant_in(replace(spec, v_scale=None), "hidden")
+    for name, reason in (("size", "no schedule has gradients of a spec that scales V"), ("z", "the tables of a rotation")):
+        with pytest.raises(GradientError, match=f"`{name}` has no gradient: {reason}"):
+            wanted_gradients(spec, [name])
 
 
 def test_names_of_a_backward_program_are_refused_with_words() -> None:

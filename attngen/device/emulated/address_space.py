@@ -8,7 +8,7 @@ import sys
 import weakref
 
 if sys.platform == "win32":
-    RESERVE, COMMIT, RELEASE, NO_ACCESS, READ_WRITE = 0x2000, 0x1000, 0x8000, 1, 4  # of winnt.h
+    RESERVE, COMMIT, RELEASE, NO_ACCESS, READ_WRITE = 0x2000, 0x1000, 0x8000, 1, 4  # names of winnt.h
 
     class AddressSpace:
         """`size` addresses from `base` on; those that `use` names have memory, which is 0. Raise OSError if there is none."""
