@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,13 +13,15 @@ import pytest
 
 from attngen.cache import disk_cache, trusted_files
 from attngen.cache.disk_cache import DiskCache
-from attngen.device.emulated.build import CHECKED, FAST, KERNEL, RUNTIME_FLAGS, UNITS
+from attngen.device.emulated.build import CHECKED, FAST, KERNEL, RUNTIME_FLAGS, UNITS, _link, calls_of
+from attngen.device.emulated.findings import INTERRUPTED, KINDS
 from attngen.device.emulated.host_compiler import HostCompiler
 from attngen.device.emulated.translate import COUNTED, RUNTIME, meanings, translate
+from attngen.emit.program import KernelEntry, Parameter, Product, Program
 from tests.conftest import ROOT
 from tests.harness import emitted, shipped
 
-SYSTEMS = {"aarch64-macos": "darwin", "x86_64-macos": "darwin", "x86_64-windows-gnu": "win32"}
+SYSTEMS = {"aarch64-linux-gnu": "linux", "aarch64-macos": "darwin", "x86_64-macos": "darwin", "x86_64-windows-gnu": "win32"}
 MODULES = {"darwin": ["cuda"], "win32": ["fcntl", "pwd", "resource", "grp", "termios", "pty"]}
 STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
 pytestmark = pytest.mark.skipif(find_spec("ziglang") is None, reason="zig is not installed")
@@ -50,6 +53,66 @@ def test_the_runtime_compiles_without_warnings(target: str, unit: int, tmp_path:
     flags = [flag for flag in RUNTIME_FLAGS if flag != "-w"]
     compiler_for(target).run([*flags, *STRICT, f"-I{RUNTIME}", "-c", str(text)], made, "the runtime")
     assert made.stat().st_size > 0
+
+
+SMALL = r"""
+template <int N> __device__ float* tile() { __shared__ alignas(128) float values[N]; return values; }
+__device__ int deep(int n) { volatile char room[20000]; room[n % 20000] = 1; return n < 0 ? 0 : deep(n + 1) + room[0]; }
+extern "C" __global__ void small(const float* x, float* y, int what) {
+    __shared__ int count;
+    float* const t = tile<64>();
+    const int i = threadIdx.x;
+    t[i] = x[i];
+    if (i == 0) count = 7;
+    if (what != 1) __syncthreads();
+    float v = t[63 - i];
+    volatile int zero = 0;
+    if (what == 2) v += 10 / zero;
+    if (what == 3) v += deep(0);
+    if (what == 4) while (!zero) {}
+    if (what == 5) v += *(volatile float*)(x + (1 << 30));
+    if (what == 6) { int a[4] = {0, 1, 2, 3}; v += a[what + i]; }
+    if (what == 7) __trap();
+    if (what == 8 && i == 5) return;
+    if (what == 9) for (;;) __syncwarp();
+    v += __shfl_xor_sync(0xffffffffu, float(i), 1);
+    y[i] = v + count;
+}
+"""
+FOUND = {
+    1: "uninitialized shared read", 2: "division by zero", 3: "stack overflow", 4: "runaway loop", 5: "out of bounds",
+    6: "out of bounds", 7: "trap", 8: "deadlock", 9: INTERRUPTED,
+}  # fmt: skip
+IN_FAST_MODE = (2, 3, 4, 5, 7, 8, 9)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("wine") is None, reason="Wine is not installed")
+@pytest.mark.parametrize("mode", [0, 1])
+def test_a_library_for_windows_runs_under_wine(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are right after each finding, too. zig's C++ library for Windows is compiled first, which takes minutes."""
+    monkeypatch.setenv("WINEDEBUG", "-all")
+    monkeypatch.setenv("WINEPREFIX", str(tmp_path / "wine"))
+    parameters = [Parameter(n, t, "data", n) for n, t in (("x", "const float*"), ("y", "float*"), ("what", "int"))]
+    entry = KernelEntry("small", tuple(parameters), (Product(()),) * 3, (64, 1, 1))
+    compiler = compiler_for("x86_64-windows-gnu")
+    flags = (*CHECKED, *compiler.family.checked, f"-D{COUNTED}") if mode else FAST
+    text = translate(Program("small", SMALL, "sm_80", (entry,), ())).text
+    library, host = tmp_path / "small.dll", tmp_path / "host.exe"
+    library.write_bytes(_link(compiler, text, "small", (*KERNEL, *flags), RUNTIME_FLAGS))
+    compiler.run([str(Path(__file__).with_name("windows_host.cpp"))], host, "the host")
+    numbers = [n for what in (FOUND if mode else IN_FAST_MODE) for n in (0, what, 0)]
+    command = ["wine", str(host), str(library), str(mode), *map(str, numbers)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr
+    lines = [[int(n) for n in line.replace(":", "").split()] for line in done.stdout.splitlines() if line[:1].isdigit()]
+    assert [line[0] for line in lines] == numbers
+    places = calls_of(library, [line[-1] for line in lines if line[-1]], "small.cu")
+    for what, status, kind, wrong, code in lines:
+        expected = (1, FOUND[what]) if what else (0, "")
+        assert (what, status, KINDS[kind]) == (what, *expected)
+        assert what or not wrong
+        assert what not in (2, 5) or f"what == {what}" in SMALL.splitlines()[places[code][0] - 1]
 
 
 COMMANDS = """
@@ -104,7 +167,7 @@ def test_a_cache_without_descriptors_of_directories(tmp_path: Path, monkeypatch:
 
 def test_texts_are_utf8_on_every_system() -> None:
     """Files are read and written in a stated encoding; Windows has one of its own."""
-    unstated = re.compile(r"\.read_text\(\)|\.write_text\([^,]*\)$|(?<![\w.])open\(")
+    unstated = re.compile(r"\.read_text\(\)|\.write_text\([^,]*\)$|(?<![\w.`])(?<!def )open\(")
     files = sorted((ROOT / "attngen").rglob("*.py"))
     lines = [(path, line) for path in files for line in path.read_text("utf-8").splitlines()]
     assert not [(str(path), line) for path, line in lines if unstated.search(line)]

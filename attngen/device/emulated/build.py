@@ -100,12 +100,21 @@ def calls_of(library: Path, addresses: Sequence[int], file: str) -> dict[int, li
     if tool is None or not distinct:
         return {address: [] for address in distinct}
     command = [tool, "-i", "-a", "-f", "-e", str(library)]
-    places = "\n".join(hex(address - 1) for address in distinct)
+    base = _linked_at(library)
+    places = "\n".join(hex(base + address - 1) for address in distinct)
     done = subprocess.run(command, input=places, capture_output=True, text=True, check=False)
     parts = re.split(r"^0x[0-9a-f]+$", done.stdout, flags=re.MULTILINE)[1:]
     call = re.compile(rf"^(.*)\n.*{re.escape(file)}:(\d+)", re.MULTILINE)
     found = [_without_copies(call.findall(part)) for part in parts]
     return dict(zip(distinct, found, strict=True)) if len(found) == len(distinct) else {a: [] for a in distinct}
+
+
+def _linked_at(library: Path) -> int:
+    """The address for which a library is linked: 0 but on Windows, where the optional header of the file has it."""
+    with library.open("rb") as file:
+        head = file.read(4096)
+    at = int.from_bytes(head[60:64], "little") + 48
+    return int.from_bytes(head[at : at + 8], "little") if head[:2] == b"MZ" else 0
 
 
 def _without_copies(calls: list[tuple[str, str]]) -> list[int]:

@@ -55,12 +55,10 @@ CLANG = Family("clang", (), LLVM_CALLS)
 ZIG = Family("zig", ("-mcpu=baseline", "-fno-sanitize=undefined", "-Wl,--compress-debug-sections=zlib"), LLVM_CALLS, False)
 # For Windows, clang's driver refuses CALLS or links their runtimes; the compiler proper has them. No exception passes a call.
 WINDOWS_CALLS = (
-    "-Xclang",
-    "-fsanitize=thread,array-bounds,local-bounds",
-    "-mllvm",
-    "-tsan-handle-cxx-exceptions=0",
+    "-Xclang", "-fsanitize=thread,array-bounds,local-bounds", "-Xclang", "-fsanitize-trap=local-bounds",
+    "-mllvm", "-tsan-handle-cxx-exceptions=0",
     *LLVM_CALLS[len(CALLS) :],
-)
+)  # fmt: skip
 WINDOWS = ("-target", "x86_64-windows-gnu")
 CLANG_ON_WINDOWS = replace(CLANG, common=WINDOWS, checked=WINDOWS_CALLS, links_with=False)
 ZIG_ON_WINDOWS = replace(ZIG, common=(*WINDOWS, *ZIG.common), checked=WINDOWS_CALLS)
