@@ -17,11 +17,12 @@ from attngen.plan.plan import PlanRefusal
 from attngen.plan.problem import Problem
 from attngen.reference.free_sizes import with_free_sizes
 from attngen.reference.numpy_oracle import numpy_attention
-from attngen.reference.problems import Sample, Shape, sample
+from attngen.reference.problems import Draw, Sample, Shape, sample
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.gradient import differentiable
 from tests import tiers
-from tests.harness import call, compared, compiled, run, spills
+from tests.harness import call, compared, compiled, run, spills, wrong_gradients
 
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -165,6 +166,21 @@ def test_a_maximum_that_rises_with_every_tile() -> None:
     for slope in (0.05, -0.05, 3.0):
         found = compared(kernel, problem, slope=slope)
         assert found.passed, (slope, found)
+
+
+DIFFERENTIATED = ("causal", "bias and sink", "alibi", "a scale of the call", "classified", "dropout", "sigmoid", "retention")
+
+
+@pytest.mark.parametrize("form", tiers.cases(DIFFERENTIATED, quick=[]))
+def test_gradients_read_what_it_saves(form: str) -> None:
+    """Those by auto, of a backward of another schedule: of scores of any size, lse has what the backward's weights need."""
+    spec = of_fp32(form)
+    kernel, wanted = compiled(spec, "auto", "sm_90a"), ("q", "k", "v", *differentiable(spec))
+    assert kernel.saving().plan.schedule.name == "hopper_fp32"
+    assert kernel.gradients(wanted).plan.schedule.name == "fused_mma_backward"
+    for shape in (Shape(1, 2, 1, 70, 97), Shape(1, 1, 1, 1, 130)):
+        for draw in (Draw(), Draw(magnitude=25.0), Draw(scores="equal"), Draw(scores="huge")):
+            assert not wrong_gradients(kernel, sample(spec, shape, 3, draw), wanted), (shape, draw)
 
 
 @pytest.mark.parametrize("head_dim", tiers.cases([64, 128], quick=[]))

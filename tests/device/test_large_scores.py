@@ -50,7 +50,8 @@ def biases(low: float) -> dict[str, np.ndarray]:
     }
 
 
-EVERY_DTYPE = [*((*s, "bf16") for s in SCHEDULES), *((*s, "fp16") for s in ON_TENSOR_CORES)]
+IN_TERMS = ("hopper", "sm_90a", "fp32")
+EVERY_DTYPE = [*((*s, "bf16") for s in SCHEDULES), *((*s, "fp16") for s in ON_TENSOR_CORES), IN_TERMS]
 QUICK = [("fused", "sm_80"), ("hopper", "sm_90a")]
 LOW = [-1e4, FP16_MIN, -(2.0**17), -1e9, -(2.0**40), -1e30, BF16_MIN, -FLT_MAX]
 
@@ -82,13 +83,18 @@ def test_additive_masks_of_other_plans(kernel: str, arch: str, more: dict[str, o
 FACTORS = ((1.0, 0.0), (1e5, 0.0), (1e9, -1e9), (1e20, 1e22), (8e37, 0.0), (-8e37, 0.0), (1.0, -3e38), (1.0, 3e38))
 
 
-SIZED = [(*s, "s * factor + shift") for s in SCHEDULES] + [(*s, e) for s in ON_TENSOR_CORES for e in ("s - 3e38", "1e37 * s")]
+SIZED = [
+    *((*s, "bf16", "s * factor + shift") for s in SCHEDULES),
+    *((*s, e) for s in (*((*t, "bf16") for t in ON_TENSOR_CORES), IN_TERMS) for e in ("s - 3e38", "1e37 * s")),
+    (*IN_TERMS, "s * factor + shift"),
+]
+QUICK_SIZED = [(*s, "bf16", "s * factor + shift") for s in QUICK]
 
 
-@pytest.mark.parametrize(("kernel", "arch", "score"), tiers.cases(SIZED, quick=lambda *s: s[:2] in QUICK and "factor" in s[2]))
-def test_scores_of_any_size(kernel: str, arch: str, score: str) -> None:
+@pytest.mark.parametrize(("kernel", "arch", "dtype", "score"), tiers.cases(SIZED, quick=QUICK_SIZED))
+def test_scores_of_any_size(kernel: str, arch: str, dtype: str, score: str) -> None:
     params = {n: ("float", 1.0) for n in ("factor", "shift") if n in score}
-    spec = attngen.define(dtype="bf16", head_dim=64, scale=1.0, score=score, params=params)
+    spec = attngen.define(dtype=dtype, head_dim=64, scale=1.0, score=score, params=params)
     problem = whole_numbers(spec)
     for factor, shift in FACTORS if params else FACTORS[:1]:
         values = {"factor": factor, "shift": shift}
