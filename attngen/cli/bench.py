@@ -65,14 +65,15 @@ def command(
 
     attngen's schedules are measured beside torch's backends and FlashAttention 3 and 4, if these are installed and support
     the spec, and beside FlexAttention with the spec's own mask and score. Times are medians by CUDA events, with the L2 cache
-    flushed before each call. TFLOP/s count the pairs that the mask keeps. Shares are of a matrix product and a copy measured
-    in the same run. Errors are the largest against float64.
+    flushed before each call. TFLOP/s count the pairs that the mask keeps. Shares are relative to the rates of a matrix
+    product and of a copy in the same run. Errors are the largest against float64.
 
-    With --backward, the backward is measured alone, without the forward whose results it reads: torch's backends (cuDNN's
-    among them), FlashAttention and FlexAttention by autograd, for the same gradients and the same gradient of O. TFLOP/s then
-    count five products for each pair, as FlashAttention's benchmarks do, each once even if two kernels compute it: Q K^T,
-    dO V^T, P^T dO, dS^T Q and dS K, with equal head sizes 2.5 times the forward. Those that no wanted gradient needs are not
-    counted. The error is that of the gradient that is furthest from float64, relative to its largest element.
+    With --backward, the backward is measured alone, without the forward whose results it reads. torch's backends (cuDNN's
+    among them), FlashAttention and FlexAttention run by autograd, with the same wanted gradients and the same gradient of O.
+    TFLOP/s then count five products for each pair, as FlashAttention's benchmarks do: Q K^T, dO V^T, P^T dO, dS^T Q and dS K.
+    Each counts once, even if two kernels compute it; with equal head sizes that is 2.5 times the forward. Products that no
+    wanted gradient needs are not counted. The error is that of the gradient that is furthest from float64, relative to its
+    largest element.
 
     Without a GPU, operations and bytes of one small problem are counted on the emulated device instead; only --param,
     --backward and --wanted are then accepted.

@@ -42,8 +42,8 @@ def command(
 
     \b
     attngen build specs/gpt2.attn                   naive, tiled and fused kernels for sm_80
-    attngen build gpt2 --kernel fused --arch sm_90 -o out
-    attngen build gpt2 --cubin --arch sm_80,sm_90   compile ahead of time for two architectures
+    attngen build gpt2 --kernel fused --arch sm_90a -o out
+    attngen build gpt2 --cubin --arch sm_80,sm_90a  compile ahead of time for two architectures
     attngen build gpt2 --comments teach             with an explanation of every section
     attngen build alibi --kernel fused --saves-lse  a forward for training: its results are inputs of the backward
     attngen build alibi --backward                  gradients of q, k, v and the slopes

@@ -87,17 +87,17 @@ def command(
     gradient that is nearest to its limit. Schedules without such a line have no backward.
 
     Each schedule runs on about ten small problems. Lengths, params and captured tensors are chosen so that each condition of
-    the mask and each term of the score changes a result, and so that everything happens that can happen to a block: tiles
+    the mask and each term of the score changes a result, and so that a block meets every circumstance that it can meet: tiles
     that are skipped, full, partial, the only one or none at all, rows without keys, lengths of 0, buffers that are filled
     again, splits without keys, work tiles one after another, groups of heads, very large scores, rows that are not aligned.
     What no problem exercises is printed as "not exercised": a mistake there would not be found. With --q-len or --kv-len
-    there is one problem, of these lengths. Of many heads that a spec states, four are computed.
-    If the scale reads params, the kernels of positive scales are checked too, as a spec NAME_positive.
+    there is one problem, of these lengths. If a spec states many heads, four of them are computed. If the scale reads params,
+    the kernels for positive scales are checked too, as a spec NAME_positive.
 
-    With --against, no kernel runs: what the spec means, in float64, is compared with your own attention, O and gradients. It is
-    a function or torch module of q, k and v (and of inputs and params that it takes by name), the functions of a score and a
-    mask of FlexAttention, as FILE.py:score_mod,mask_mod, or arrays q, k, v and o in a file. The first element that differs is
-    named with its query, and with the key that explains it.
+    With --against, no kernel runs: O and the gradients of the spec, in float64, are compared with those of your own attention.
+    Your attention is a function or torch module of q, k and v (and of inputs and params that it takes by name), the functions
+    of a score and a mask of FlexAttention, as FILE.py:score_mod,mask_mod, or arrays q, k, v and o in a file. The first element
+    that differs is printed with its query, and with the key that explains the difference.
 
     The allowed error is twice that of the same computation in fp32 with its output rounded to the spec's type, as torch's math
     backend does it, plus one unit in the last place. The emulated device also reports races, missing barriers and

@@ -49,8 +49,8 @@ def command(
     attngen ladder gpt2 --decoding    one row: from a warp a head to heads that share a load
 
     Each step is a whole file of the spec with a small fixed plan, and differs from its neighbour in at most sixty lines. The
-    kernels are for reading: right, counted, and never selected by `auto`. They are of fp16 or bf16, with any mask and score
-    that read no captured tensors. The emulated device runs and checks them; it needs a C++ compiler and no GPU.
+    kernels are for reading: right, counted, and never selected by `auto`. They support fp16 and bf16, and any mask and
+    score that read no captured tensors. The emulated device runs and checks them; it needs a C++ compiler and no GPU.
     """
     from attngen.lessons.ladder import LADDERS, rungs
 

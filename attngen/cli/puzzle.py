@@ -38,7 +38,7 @@ def command() -> None:
     attngen puzzle list          the puzzles, and your medals
     attngen puzzle start 1       write 01_dot_product.cu into the current folder
     attngen puzzle check 1       compile and run it; the first problem, or the medal
-    attngen puzzle hint 1        one hint more, of three
+    attngen puzzle hint 1        the next hint, of three
     attngen puzzle solution 1    a solution that reaches gold
 
     A puzzle is a CUDA file with the signature of a kernel, a contract in comments, and an empty body, which you write. `check`
@@ -122,8 +122,8 @@ def start_command(puzzle: str, directory: Path, again: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, for graders; docs/json.md lists the keys.")
 @click.option("--gpu/--no-gpu", default=True, help="Run a right kernel on the GPU, too, if there is one.  [default: --gpu]")
 def check_command(puzzle: str, file: Path | None, directory: Path, need: str, as_json: bool, gpu: bool) -> None:
-    """Compile and run your file of PUZZLE: the first problem, or the medal and its counts. Where there is a GPU, a kernel that
-    is right runs there as well, with larger sizes: its time, and its rate.
+    """Compile and run your file of PUZZLE, and print the first problem, or the medal and its counts. If there is a GPU, a right
+    kernel also runs there, with larger sizes, and its time and rate are printed.
 
     \b
     attngen puzzle check 1

@@ -53,11 +53,11 @@ def command(
     warps     of a block: each has 16 or 32 rows; on Hopper, four for the producer and four for each consumer
     q         whether the fragments of Q stay in registers, or are read from shared memory for each tile
 
-    All combinations that fit shared memory and spill no register (by a table that ptxas made) are compiled and timed; the best
-    are timed again, for longer. The winner is kept on disk for this spec, this architecture, this schedule and these sizes,
-    rounded up to powers of 2 (of the keys, and of the rows of all heads and batches). `attngen.compile` then uses it for calls
-    of such sizes. A spec that states `tile`, `stages`, `warps` or `q` itself cannot be tuned. `attngen cache list --kind tuned`
-    lists the winners.
+    attngen compiles and times all combinations that fit shared memory and spill no register (by a table that ptxas made), and
+    times the best ones again, for longer. The winner is kept on disk for this spec, this architecture, this schedule and these
+    sizes, rounded up to powers of 2 (of the keys, and of the rows of all heads and batches). `attngen.compile` then uses it for
+    calls of such sizes. A spec that states `tile`, `stages`, `warps` or `q` itself cannot be tuned. `attngen cache list --kind
+    tuned` lists the winners.
 
     With --backward the same is done for the gradients, all kernels of the backward together; the forward is not timed. The
     winner is kept for these gradients alone: the forward, backwards that compute others, and deterministic backwards are tuned
