@@ -66,31 +66,31 @@ WHY: Mapping[tuple[str, str], str] = {
     (
         "backward deterministic",
         ".*",
-    ): "cuDNN's sums have any order. Two kernels compute seven products; blocks that add to dQ in a fixed order would wait.",
+    ): "cuDNN's sums have any order. Two kernels compute seven products; blocks that add to dQ in a fixed order must wait.",
     (
         "decode plain",
         "bf16 D128 B(16|64) S8k",
-    ): "Read at 96% of the rate at which a sum reads memory; no other copy, tile, stage or split was faster.",
+    ): "Keys are read at 96 to 98% of the rate at which a sum reads memory; no other copy, tile, stage or split was faster.",
     (
         "shapes",
         "bert-128, .*",
-    ): "A block computes one tile: nothing runs beside its softmax. Earlier copies of Q and of V changed nothing.",
+    ): "A block computes one tile: nothing runs beside its softmax. Copies of Q and V that begin earlier changed nothing.",
     (
         "shapes",
         "vit, training",
-    ): "As fast as cuDNN but for the noise of a run.",
+    ): "As fast as cuDNN, within the noise of a run.",
     (
         "shapes",
         "llama-512, .*",
-    ): "As many blocks of 128 rows as multiprocessors, of at most four tiles; in training, delta is a kernel of its own.",
+    ): "As many blocks of 128 rows as multiprocessors, each with at most four tiles; in training, delta is a separate kernel.",
     (
         "portable plain",
         ".* D256 full .*",
-    ): "At most 5%. Blocks that stay and take rows from a counter gained 2% here, and lost 5% of causal rows at D128.",
+    ): "At most 5%. Persistent blocks that take rows from a counter gained 2% here, and lost 5% in causal rows at D128.",
     (
         "portable variants",
         "full",
-    ): "FlexAttention's products are compiled to wgmma on this GPU; the portable kernel has mma.sync alone.",
+    ): "FlexAttention's products are compiled to wgmma on this GPU; the portable kernel uses only mma.sync.",
     (
         "portable variants",
         "every 4th .*",
@@ -98,7 +98,7 @@ WHY: Mapping[tuple[str, str], str] = {
     (
         "backward portable",
         "bf16 D256 .*",
-    ): "Shared memory: a warp has registers for 16 rows or keys, so that a fragment serves one product.",
+    ): "Shared memory: a warp has registers for 16 rows or keys, so a fragment serves only one product.",
 }
 
 
