@@ -137,7 +137,7 @@ def test_a_stated_tile_is_kept() -> None:
 
 
 def test_auto_is_the_best_that_the_architecture_has() -> None:
-    for dtype, arch, schedule in (("bf16", "sm_90a", "hopper"), ("fp16", "sm_80", "fused"), ("fp32", "sm_90a", "fused")):
+    for dtype, arch, schedule in (("bf16", "sm_90a", "hopper"), ("fp16", "sm_80", "fused"), ("fp32", "sm_90a", "hopper")):
         spec = attngen.define(dtype=dtype, head_dim=64)
         assert choose(spec, ARCHES[arch]).keyword == choose(spec, ARCHES[arch], "auto").keyword == schedule
 

@@ -1,4 +1,4 @@
-"""Custom calls that are repeated, as on a GPU, on an emulated device that repeats launches too. No JAX is needed."""
+"""Custom calls that are repeated, as on a GPU, on an emulated device that repeats launches too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("jax")
 
 import attngen
 from attngen import ArgumentError
