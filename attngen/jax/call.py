@@ -99,7 +99,9 @@ def run(text: str, location: Location, inputs: Sequence[ArrayView], outputs: Seq
         bound.run(stream)
     if stream is not None:
         names = (*call.inputs, *call.outputs)
-        _prepared[key] = tuple(RepeatedCall(bound, names, partial(_counter_of, location)) for bound in bounds)
+        calls = tuple(RepeatedCall(bound, names, partial(_counter_of, location)) for bound in bounds)
+        with _lock:
+            _prepared[key] = calls
 
 
 _prepared = RepeatedCalls()
