@@ -27,6 +27,7 @@ from attngen.reference.compare import Comparison, Truth, compare, truth
 from attngen.reference.compare_gradients import GradientTruth, compare_gradients, gradient_truth
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import Sample, Shape, sample
+from attngen.reference.stored import packed, stored
 from attngen.schedules import choose, default_arch
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
@@ -126,9 +127,15 @@ def gradients(
     deterministic: bool = DETERMINISTIC,
     **params: Any,
 ) -> dict[str, Any]:
-    """The gradients that a kernel computes of a problem in dense storage."""
-    given = {"dout": loss.dout, "dlse": loss.dlse, **problem.arrays(kernel.spec)}
-    return gradients_stored(kernel, given, wanted, deterministic, **params)
+    """The gradients that a kernel computes of a problem in dense storage, or in packed storage without lse, sequences of one
+    length; [batch, heads, length, size] in either."""
+    if not kernel.spec.kernel.is_packed:
+        given = {"dout": loss.dout, "dlse": loss.dlse, **problem.arrays(kernel.spec)}
+        return gradients_stored(kernel, given, wanted, deterministic, **params)
+    batch, rows = len(problem.q), problem.q.shape[2]
+    given = {**stored(kernel.spec, problem), "dout": packed(loss.dout, [rows] * batch), "dlse": None}
+    found = gradients_stored(kernel, given, wanted, deterministic, **params)
+    return {name: g.reshape(batch, -1, *g.shape[1:]).swapaxes(1, 2) if name in QKV else g for name, g in found.items()}
 
 
 def gradients_stored(

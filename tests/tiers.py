@@ -2,10 +2,10 @@
 what long leaves out of tests with many cases.
 
 `pytest` runs quick, `pytest --tier long` the rest, `pytest --tier all` all. A test is in quick unless it is marked `long`, or
-took more than a second when it was last measured (`slow.tsv`) and is not marked `quick`. Each version of the package has other
-parts in long: of a test's long cases one in 24, or in what `one_of` says; of a file's long tests half, but all where `one_of`
-is 1; and of slow tests half, but all of those that lie in `tests` itself, which are of documents. After some versions each has
-had its turn. The others are marked `turns`, and `pytest --tier turns` runs them.
+took more than a second when it was last measured (`slow.tsv`) and is not marked `quick`. Each version of the package has
+other parts in long: of a test's long cases one in 24, or in what `one_of` says; of a file's long tests a third, but all where
+`one_of` is 1; and of slow tests a quarter, but all of those that lie in `tests` itself, which are of documents. After some
+versions each has had its turn. The others are marked `turns`, and `pytest --tier turns` runs them.
 
 Property tests are in both tiers, with few examples in quick and many in long. A test named on the command line
 (`file.py::test`) always runs. What ptxas makes of kernels (spills, registers, the order of products) belongs to long.
@@ -26,10 +26,10 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("quick", "long", "turns", "all")
 ONE_OF = 24  # each version runs one of so many long cases of a test
-TESTS_ONE_OF = 2  # and one of so many long tests of a file
+TESTS_ONE_OF = 3  # and one of so many long tests of a file
 SLOW = Path(__file__).with_name("slow.tsv")  # seconds and names of slow tests
 SLOW_FROM = 1.0  # seconds, by two workers, with no kernel compiled before
-SLOW_ONE_OF = 2  # each version runs one of so many slow tests
+SLOW_ONE_OF = 4  # each version runs one of so many slow tests
 Drawn = TypeVar("Drawn")
 EXAMPLES = {"quick": 50, "long": 500, "turns": 50, "all": 500}  # per property test
 
@@ -98,7 +98,7 @@ def _values(case: Any) -> tuple[Any, ...]:
 
 def take_turns(items: Iterable[pytest.Item]) -> None:
     """Marks what this version leaves out of long, drawn for each version anew: of a test all but a part of its cases, of a
-    file half of its tests, and of slow tests half."""
+    file half of its tests, and of slow tests a quarter."""
     files: dict[str, dict[str, list[pytest.Item]]] = {}
     slow = dict.fromkeys(mark_slow(items))
     of_folders = [item for item in slow if item.nodeid.count("/") > 1]  # tests of documents lie in `tests` itself: all in long

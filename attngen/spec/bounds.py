@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from attngen.spec.expr import Apply, Const, Expr, ExpressionError, Gather, Name, Type, constant, walk
 from attngen.spec.operator import EVERY_VALUE, TABLE, Interval, add, maximum, minimum, sub
 
@@ -60,7 +62,7 @@ def range_of(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Rang
         for node in walk(expr, known=memo):
             match node:
                 case Const():
-                    memo[node] = Interval(node, node)
+                    memo[node] = _of_constant(node)
                 case Name():
                     memo[node] = known(names.get(node.name), node.type)
                 case Gather():
@@ -70,6 +72,15 @@ def range_of(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Rang
     except ExpressionError as error:  # a constant does not fit 64 bits
         raise ExpressionError("an integer in this expression might not fit 64 bits", error.help) from error
     return _values(memo[expr])
+
+
+def _of_constant(node: Const) -> Interval:
+    """A float has the nearest number of fp32 in a kernel, and its own value in a reference of fp64."""
+    if node.type is not Type.FLOAT:
+        return Interval(node, node)
+    with np.errstate(over="ignore"):
+        rounded = constant(float(np.float32(node.value)))
+    return Interval(minimum(node, rounded), maximum(node, rounded))
 
 
 MAX_BRANCH = 400  # nodes of a branch that is bounded once more under its condition

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from attngen.spec.bounds import ranges
@@ -143,6 +143,7 @@ leaves = st.sampled_from([apply("float", name(n, Type.INT)) for n in "qk"]) | st
 )
 
 
+@example(apply("max", apply("float", name("q", Type.INT)), constant(8886110.520507872)), 0, 0)  # 8886111 in fp32
 @given(st.recursive(leaves, of_whole_numbers, max_leaves=6), st.integers(-3, 40), st.integers(0, 30))
 @np.errstate(all="ignore")
 def test_bounds_hold_what_fp32_makes_of_whole_numbers(expr, least: int, width: int) -> None:
