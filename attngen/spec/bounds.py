@@ -7,8 +7,7 @@ and printed as CUDA by the emitter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-
-import numpy as np
+from ctypes import c_float
 
 from attngen.spec.expr import Apply, Const, Expr, ExpressionError, Gather, Name, Type, constant, walk
 from attngen.spec.operator import EVERY_VALUE, TABLE, Interval, add, maximum, minimum, sub
@@ -78,8 +77,7 @@ def _of_constant(node: Const) -> Interval:
     """A float has the nearest number of fp32 in a kernel, and its own value in a reference of fp64."""
     if node.type is not Type.FLOAT:
         return Interval(node, node)
-    with np.errstate(over="ignore"):
-        rounded = constant(float(np.float32(node.value)))
+    rounded = constant(c_float(node.value).value)
     return Interval(minimum(node, rounded), maximum(node, rounded))
 
 
