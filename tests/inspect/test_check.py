@@ -49,7 +49,8 @@ def sentence(spec: AttentionSpec, part: str) -> str:
 
 def chosen(spec: AttentionSpec, schedule: str = "fused", fixed: Fixed = FREE) -> Chosen:
     def plan_for(spec: AttentionSpec) -> Plan:
-        return choose(spec, ARCHES[default_arch(schedule)], schedule)
+        arch = ARCHES[default_arch(schedule)]
+        return choose(spec, arch if schedule in schedules_for(spec, arch) else ARCHES["sm_90a"], schedule)
 
     plan = plan_for(spec)
     return choose_trials(*(few_heads_of(spec, plan, plan_for) or (spec, plan)), fixed)
