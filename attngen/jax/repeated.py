@@ -55,7 +55,7 @@ class RepeatedCall:
         if self._overlap is not None:
             self._overlap.check(addresses)
         if self._repeat is not None:
-            self._kernel.device.set_current()  # type: ignore[attr-defined]  # threads of XLA may have used another GPU before
+            self._kernel.make_current()  # type: ignore[attr-defined]  # threads of XLA may have used another GPU before
             start = memory.scratch(self._bytes) if self._bytes else 0
             addresses += [start + offset for offset in self._starts]
             addresses += [self._counter_of(stream)] * self._counters

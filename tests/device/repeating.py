@@ -20,7 +20,6 @@ class RepeatingKernel:
     """An emulated kernel that repeats launches as one on a GPU does: with the addresses of the tensors in `order`."""
 
     kernel: Kernel
-    device: RepeatingDevice
 
     @property
     def source(self) -> Program:
@@ -45,10 +44,10 @@ class RepeatingKernel:
 
         return again
 
+    def make_current(self) -> None:
+        """As a GPU's context."""
+
 
 class RepeatingDevice(EmulatedDevice):
     def compile(self, source: Program) -> Any:
-        return RepeatingKernel(super().compile(source), self)
-
-    def set_current(self) -> None:
-        """As a GPU's context."""
+        return RepeatingKernel(super().compile(source))

@@ -52,6 +52,10 @@ class CudaKernel:
         self.device.set_current()  # the driver packs tensor maps in a context, and this thread may not have used the GPU yet
         return Repeated(tuple(pack(self._entry(one), one, order) for one in launches), self.device)
 
+    def make_current(self) -> None:
+        """Makes the GPU's context the thread's, which a repetition asks of its caller."""
+        self.device.set_current()
+
     def _entry(self, one: Launch) -> CUfunction:
         name = one.entry.name
         if name not in self._entries:
