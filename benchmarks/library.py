@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -23,8 +25,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 from markers import write_between
+
+from attngen.package.hub import CUDA, TORCH
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 4.0  # us, the goal for a call of one kernel
@@ -112,7 +117,8 @@ def table(found: list[Found]) -> str:
 
 
 def from_python(directory: Path, include: Path) -> str:
-    """GPT-2's attention by the library's functions of torch tensors, beside torch's in float64: the largest errors."""
+    """GPT-2's attention by the library's functions of torch tensors, as the package `kernels` loads them if it is installed,
+    beside torch's in float64: the largest errors of O and of the gradients."""
     import torch
 
     headers = Path(sysconfig.get_paths()["include"])
@@ -121,19 +127,35 @@ def from_python(directory: Path, include: Path) -> str:
     library = directory / "gpt2"
     sources = [library / "attngen_kernels.cpp", library / "attngen.cpp", *sorted((library / "code").iterdir())]
     flags = ["-std=c++17", "-O2", "-shared", "-fPIC", f"-I{include}", f"-I{headers}", "-ldl"]
-    target = library / "hub" / "attngen_kernels.abi3.so"
-    subprocess.run(["g++", *map(str, sources), *flags, "-o", str(target)], check=True)
-    spec = importlib.util.spec_from_file_location("library_of_gpt2", library / "hub" / "__init__.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    errors = []
+    tree = directory / "hub" / "build" / f"{TORCH}-{CUDA}-{platform.machine()}-linux"
+    shutil.copytree(library / "hub", tree)
+    subprocess.run(["g++", *map(str, sources), *flags, "-o", str(tree / "attngen_kernels.abi3.so")], check=True)
+    module, loaded = loaded_tree(directory / "hub", tree)
+    found = []
     for q_len, kv_len in ((512, 512), (1, 512)):
-        q, k, v = (torch.randn(2, 12, n, 64, device="cuda", dtype=torch.float16) for n in (q_len, kv_len, kv_len))
-        expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
-        errors.append((module.gpt2(q, k, v).double() - expected).abs().max().item())
-    return f"from Python, torch tensors: largest errors beside torch in float64 {errors[0]:.1e}, of one row {errors[1]:.1e}"
+        lengths = (q_len, kv_len, kv_len)
+        q, k, v = (torch.randn(2, 12, n, 64, device="cuda", dtype=torch.float16, requires_grad=True) for n in lengths)
+        doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        ours, exact = module.gpt2(q, k, v), torch.nn.functional.scaled_dot_product_attention(*doubles, is_causal=True)
+        dout = torch.randn_like(ours)
+        ours = (ours, *torch.autograd.grad(ours, (q, k, v), dout))
+        exact = (exact, *torch.autograd.grad(exact, doubles, dout.double()))
+        found.append(", ".join(f"{(a - b).abs().max().item():.1e}" for a, b in zip(ours, exact, strict=True)))
+    return f"{loaded}: largest errors of O, dQ, dK, dV beside torch in float64 {found[0]}; of one row {found[1]}"
+
+
+def loaded_tree(repository: Path, tree: Path) -> tuple[ModuleType, str]:
+    """The package of a repository for Hugging Face's kernels, and by what it was loaded."""
+    try:
+        from kernels import __version__, get_local_kernel
+    except ImportError:
+        spec = importlib.util.spec_from_file_location("library_of_gpt2", tree / "__init__.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module, "loaded without the package kernels"
+    return get_local_kernel(repository), f"loaded by kernels {__version__}"
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ def _wanted(one: Loaded, wanted: str | None) -> tuple[str, ...] | None:
     from attngen.spec.gradient import QKV, differentiable
 
     if wanted == ALL:
-        return (*QKV, *differentiable(one.spec))
+        return (*(QKV if one.spec.values is None else QKV[:2]), *differentiable(one.spec))
     return None if wanted is None else tuple(words(wanted))
 
 

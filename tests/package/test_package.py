@@ -128,6 +128,16 @@ def test_the_command_refuses_with_words(tmp_path: Path) -> None:
     assert "several attentions are called gpt2" in run(main, ["package", "gpt2", "gpt2", "-o", "x"]).output
 
 
+def test_all_gradients_of_a_part_of_the_keys_are_packaged(tmp_path: Path) -> None:
+    """V has none of its own there."""
+    spec = tmp_path / "a.attn"
+    spec.write_text("attention a { dtype fp32 head_dim 24 values k[8:24] input bias: fp32[heads] score s + bias[h] }")
+    command = ["package", str(spec), "-o", str(tmp_path / "out"), "--wanted", "all", "--kernel", "naive", "--arch", "sm_80"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    assert "d_bias" in (tmp_path / "out" / "attngen.h").read_text()
+
+
 # --- what is checked of a call
 
 
