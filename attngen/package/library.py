@@ -48,6 +48,7 @@ DRIVER_FUNCTIONS = (
     "cuThreadExchangeStreamCaptureMode",
 )
 
+CONTEXT_FUNCTIONS = ("cuCtxGetDevice", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent")
 TEST_FUNCTIONS = (
     "cuInit",
     "cuDeviceGet",
@@ -141,7 +142,7 @@ def files(made: Library) -> dict[str, bytes]:
     """The files of a library by their paths, the same for the same specs, compiler and version of attngen."""
     texts = {f"{made.name}.h": _rendered("library.h", made), f"{made.name}.cpp": _rendered("library.cpp", made)}
     texts[f"{made.name}_test.cpp"] = _rendered("test.cpp", made, test_context(made))
-    python = {"specs": [python_spec(one) for one in made.specs], "dlpack": DLPACK}
+    python = {"specs": [python_spec(one) for one in made.specs], "dlpack": DLPACK, "driver_functions": CONTEXT_FUNCTIONS}
     texts[f"{made.name}_kernels.cpp"] = _rendered("python.cpp", made, python)
 
     def of_target(target: str) -> set[str]:

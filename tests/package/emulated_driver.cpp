@@ -21,10 +21,11 @@ struct Stacks { unsigned char* memory; std::uint64_t count; };  // as in attngen
 int number(const char* variable, int usual) { return std::getenv(variable) ? std::atoi(std::getenv(variable)) : usual; }
 
 CUresult succeed() { return CUDA_SUCCESS; }
-CUresult context_device(CUdevice* device) { *device = 0; return CUDA_SUCCESS; }
+thread_local bool has_context = false;  // as threads begin
+CUresult context_device(CUdevice* device) { *device = 0; return has_context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT; }
 CUresult device_get(CUdevice* device, int) { *device = 0; return CUDA_SUCCESS; }
 CUresult retain(CUcontext*, CUdevice) { return CUDA_SUCCESS; }
-CUresult set_current(CUcontext) { return CUDA_SUCCESS; }
+CUresult set_current(CUcontext) { has_context = true; return CUDA_SUCCESS; }
 CUresult exchange(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
 CUresult kernel_attribute(CUfunction_attribute, int, CUkernel, CUdevice) { return CUDA_SUCCESS; }
 
