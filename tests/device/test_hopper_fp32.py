@@ -43,7 +43,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "keys' bias": {"inputs": {"bias": ("fp32", ("batch", "kv_len"))}, "score": "s + bias[b, k]"},
     "classified": {"mask": "(q - k) % 3 != 0 or q == k"},
     "sigmoid": {"normalize": "sigmoid", "mask": "causal"},
-    "retention": {"normalize": "none", "mask": "causal"},
     "dropout": {"dropout": 0.2, "mask": "causal"},
 }
 SHAPES = ((133, 300), (3, 5), (300, 129), (1, 128))
@@ -168,7 +167,7 @@ def test_a_maximum_that_rises_with_every_tile() -> None:
         assert found.passed, (slope, found)
 
 
-DIFFERENTIATED = ("causal", "bias and sink", "alibi", "a scale of the call", "classified", "dropout", "sigmoid", "retention")
+DIFFERENTIATED = ("causal", "bias and sink", "alibi", "a scale of the call", "classified", "dropout", "sigmoid")
 
 
 @pytest.mark.parametrize("form", tiers.cases(DIFFERENTIATED, quick=[]))
@@ -196,6 +195,7 @@ def test_it_compiles_without_spills(form: str, head_dim: int) -> None:
     ("settings", "says"),
     [
         ({"head_dim": 136}, "at most 128 elements"),
+        ({"normalize": "none"}, "cut off towards 0"),
         ({"dtype": {"q": "fp32", "k": "fp32", "v": "fp32", "o": "bf16"}}, "Q, K, V and O have this type"),
         ({"inputs": {"x": ("fp32", ("kv_len",))}, "v_scale": "x[k]"}, "multiplies no weights by a scale of V"),
         ({"inputs": dict.fromkeys(("c1", "s1"), ("fp32", ("rows", 16))), "rotary": "32 halves by c1, s1"}, "not rotated"),

@@ -10,9 +10,9 @@ import pytest
 from attngen import define
 from attngen.plan import ARCHES, Plan, PlanRefusal
 from attngen.plan.facts import facts_of
-from attngen.schedules import choose
+from attngen.schedules import choose, schedules_for
 from attngen.schedules.hopper import plan as hopper
-from attngen.schedules.parts.wgmma import SLAB, why_not
+from attngen.schedules.parts.wgmma import SLAB
 from attngen.spec.attention import KernelRequest
 from tests import tiers
 from tests.harness import SHIPPED, shipped
@@ -36,7 +36,7 @@ def test_of_shipped_specs(name: str, schedule: str) -> None:
         except PlanRefusal:
             continue
         planned_for += 1
-    assert planned_for or (schedule in HOPPER_SCHEDULES and why_not(facts_of(shipped(name)), ARCHES["sm_90a"]))
+    assert planned_for or schedule not in schedules_for(shipped(name), ARCHES["sm_90a"])
 
 
 @pytest.mark.parametrize("head_dim_v", tiers.cases(SIZES, quick=[64, 200]))
