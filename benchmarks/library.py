@@ -112,7 +112,7 @@ def table(found: list[Found]) -> str:
     of_one = [one.times[TIMED["forward"]] for one in found if TIMED["forward"] in one.times]
     if of_one:
         goal = f"Goal: at most {LIMIT:.0f} us of the host for a forward of one kernel."
-        lines.append(f"\n{goal} Measured: {min(of_one):.1f} to {max(of_one):.1f}.")
+        lines.append(f"\n{goal} Forwards of several kernels take longer: {min(of_one):.1f} to {max(of_one):.1f} us here.")
     return "\n".join(lines)
 
 
