@@ -128,7 +128,8 @@ CHARTS: dict[str, Callable[[], Picture]] = {
     ),
     "chart_models": models,
     "chart_backward": partial(
-        chart, "backward plain", "Backward, bf16, TFLOP/s", {"attngen": "attngen", "torch cuDNN": "cuDNN"},
+        chart, "backward plain", "Backward, bf16, TFLOP/s",
+        {"attngen": "attngen", "torch cuDNN": "cuDNN", "FlashAttention-4": "FlashAttention-4"},
         "^bf16", "TFLOP/s", "bf16 (.*)",
     ),
     "chart_fp32": partial(
