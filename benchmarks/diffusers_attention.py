@@ -29,7 +29,7 @@ import attngen.diffusers  # noqa: F401  # registers the backend "attngen"
 from attngen.bench.sweep import where
 
 BACKENDS = {"attngen": "attngen", "_native_flash": "FlashAttention-2", "_native_efficient": "memory-efficient"}
-TOKENS, CHECKED = (4096, 512), (512, 64)  # of an image, of a text
+TOKENS, CHECKED = (4096, 512), (512, 64)  # an image's and a text's
 WIDE = {"num_attention_heads": 24, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56)}
 NARROW = {"num_attention_heads": 2, "attention_head_dim": 16, "axes_dims_rope": (4, 4, 8), "joint_attention_dim": 32}
 Tensors = dict[str, torch.Tensor]

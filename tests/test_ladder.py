@@ -32,8 +32,12 @@ SMALL = dict(zip(SIZES, (6, 2, 70, 331), strict=True))  # no tile divides the le
 
 
 def rung(name: str, number: int, text: str = "") -> Rung:
+    """A step of a spec; if its heads are larger than those of `text`, then of the same spec with such heads."""
+    ladder = LADDERS[name]
+    heads = ladder.steps[number - 1].heads
+    text = text.replace("head_dim 32", f"head_dim {heads[0]}") if heads else text
     spec = load_text(text or STEP)[0] if text or name == "decoding" else shipped("gpt2")
-    return rungs(spec, LADDERS[name])[number - 1]
+    return rungs(spec, ladder)[number - 1]
 
 
 @pytest.mark.parametrize("name", LADDERS)
@@ -75,7 +79,7 @@ def test_kernels_compile_without_spills(name: str, number: int) -> None:
 @pytest.mark.parametrize(("name", "number"), tiers.cases(STEPS, quick=[("forward", 8)], one_of=1))
 def test_the_largest_heads_fit_shared_memory(name: str, number: int) -> None:
     """NVRTC refuses more than 48 KiB."""
-    wide = f"attention wide {{ dtype bf16 head_dim {max(LADDERS[name].heads)} }}"
+    wide = f"attention wide {{ dtype bf16 head_dim {max(LADDERS[name].steps[number - 1].heads or LADDERS[name].heads)} }}"
     assert compile_text(program(rung(name, number, wide))).resources()
 
 
@@ -84,6 +88,7 @@ def test_the_largest_heads_fit_shared_memory(name: str, number: int) -> None:
     tiers.cases(
         [
             ("forward", 4, "everyone is done with the tile before"),
+            ("forward", 9, "everyone is done with the tile before, whose stage the next one takes"),
             ("backward", 6, "dS of all keys of the block is there"),
             ("decoding", 5, "the parts of all lanes are there"),
         ],
@@ -98,6 +103,27 @@ def test_a_missing_barrier_is_found(name: str, number: int, barrier: str) -> Non
     assert broken != whole.text
     with pytest.raises(Exception, match=r"race|uninitialized shared read"):
         counted(replace(whole, text=broken), {**SMALL, "kv_len": 131})
+
+
+@pytest.mark.parametrize(("number", "lines"), tiers.cases(
+    [
+        (11, r"mbarrier_wait\(&empty\[stage\], .*"), (11, r"mbarrier_wait\(&full\[stage\], .*"),
+        (12, r"mbarrier_wait\(&Q_empty, .*"), (12, r"mbarrier_wait\(&Q_full, .*"), (10, r"mbarrier_wait\(&Q_full, .*"),
+    ],
+    quick=[(11, r"mbarrier_wait\(&empty\[stage\], .*")], one_of=1,
+))  # fmt: skip
+def test_a_missing_wait_is_found(number: int, lines: str) -> None:
+    """A tile is read before it is there, or copied over while it is read."""
+    whole = rung("forward", number, STEP)
+    broken = re.sub(rf" *{lines}\n", "", whole.text, count=1)
+    assert broken != whole.text
+    with pytest.raises(Exception, match=r"copy in flight|barrier misuse"):
+        counted(replace(whole, text=broken), {**SMALL, "q_len": 330})
+
+
+def test_larger_and_smaller_heads_end_before_hopper() -> None:
+    for head_dim, steps in ((32, 8), (64, 12), (128, 8)):
+        assert len(rungs(load_text(f"attention other {{ dtype fp16 head_dim {head_dim} }}")[0])) == steps
 
 
 def test_specs_that_it_has_not_are_refused() -> None:
@@ -119,7 +145,7 @@ def test_the_command(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         assert len([*folder.glob("*.cu")]) == len(ladder.steps)
         assert "gpt2_ladder" in cli("ladder", "gpt2", *flags, "--step", "3").output
-        assert cli("ladder", "gpt2", *flags, "--step", "9").exit_code == 2
+        assert cli("ladder", "gpt2", *flags, "--step", str(len(ladder.steps) + 1)).exit_code == 2
         assert cli("ladder", "gpt2", *flags, "--diff", "1").exit_code == 2
     assert re.search(r"^\+.*K_smem", cli("ladder", "gpt2", "--diff", "3").output, re.M)
     assert cli("ladder", "gpt2", "--backward", "--decoding").exit_code == 2
@@ -143,7 +169,7 @@ def test_the_page_has_each_step_with_its_prediction(name: str) -> None:
         assert f"{step.predicted[1]} = " in page
         assert step.idea in page
         assert step.bound in page
-    counts = re.findall(r" = ([\d,]+) [a-z ]+\. \*Counted:\* ([\d,]+)\.", page)
+    counts = re.findall(r" = ([\d,]+) [A-Za-z ]+\. \*Counted:\* ([\d,]+)\.", page)
     assert len(counts) == len(ladder.steps)
     assert all(predicted == counted for predicted, counted in counts)
     changed = re.findall(r"(\d+) lines removed and (\d+) added", page)

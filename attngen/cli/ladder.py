@@ -38,7 +38,7 @@ def command(
     q_len: int | None,
     kv_len: int | None,
 ) -> None:
-    """Climb from one thread a row to tensor cores and asynchronous copies, one idea a step.
+    """Climb from one thread a row to a persistent kernel for Hopper, one idea a step.
 
     \b
     attngen ladder gpt2               each step: what bounded the one before, what it changes, exact counts

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from attngen.emit.program import CeilDiv
+from attngen.emit.program import MULTIPROCESSORS, CeilDiv
+from attngen.emit.wgmma import Wgmma
 from attngen.lessons.step import HEAD, KEYS, ROWS, Array, Ladder, Launched, Step
 
+COPIES = ("mbarrier", "mbarrier_wait", "mbarrier_init_fence", "tma_load")
+PRODUCTS = (
+    Wgmma("wgmma_scores", 64, "fp16"),
+    Wgmma("wgmma_output", 64, "fp16", a_in_registers=True, b_transposed=True),
+)
+OF_WARPGROUP = ("lane_reduce", "pack_TYPE", *COPIES)
+ALL_MAPPED = (("Q", 64), ("K", 64), ("V", 64))
 TENSOR = ("lane_reduce", "ldmatrix", "ldmatrix_trans", "pack_TYPE", "mma_TYPE")
 
 
@@ -95,11 +103,54 @@ STEPS = (
          "Four blocks of 64 rows visit four tiles of 64 keys, with one barrier for each visit; step 7 has four."),
         (*TENSOR, "cp_async"),
     ),
+    Step(
+        9, "tma_copies", "TMA copies",
+        "Instructions that copy: a thread issues a cp.async for every 16 bytes, with an address and a test for the end.",
+        "One thread issues one TMA copy for a tile of K or V, which the copy engine writes with a swizzle in place of "
+        "padding. An mbarrier counts its bytes. Heads of 64 elements, whose rows are 128 bytes, have this step and the next "
+        "ones; they run on Hopper.",
+        _rows(64, 128), _of_warps(4, ("KEYS", 64), ("ROWS", 16), ("STAGES", 2)),
+        ("tma", "4 * 4 * 2",
+         "Four blocks of 64 rows visit four tiles of 64 keys, with a copy of K and one of V for each visit."),
+        (*TENSOR, *COPIES), "sm_90a", (64,), (("K", 64), ("V", 64)),
+    ),
+    Step(
+        10, "warpgroup_products", "products of a warpgroup",
+        "ldmatrix: each warp reads K and V from shared memory for its own 16 rows.",
+        "Four warps are a warpgroup, which multiplies 64 rows by one instruction: wgmma reads Q, K and V from shared "
+        "memory, and P from registers. Its sums are spread over lanes as those of mma, so that the softmax is the same.",
+        _rows(64, 128), _of_warps(4, ("KEYS", 64), ("ROWS", 16), ("STAGES", 2)),
+        ("wgmma_async", "4 * 4 * (64 / 16 + 64 / 16)",
+         "Each of 4 * 4 visits has two products, and an instruction sums over 16 columns or keys."),
+        OF_WARPGROUP, "sm_90a", (64,), ALL_MAPPED, PRODUCTS,
+    ),
+    Step(
+        11, "warp_specialization", "warp specialization",
+        "A barrier for each visit: the four warps wait for each other before the next copies may begin.",
+        "A warp of its own copies. It waits for an empty stage, the consumers for a full one: each stage has two mbarriers.",
+        _rows(64, 160), (("WARPS", 4), ("CONSUMERS", "32 * WARPS"), ("THREADS", "CONSUMERS + 32"), ("KEYS", 64), ("ROWS", 16),
+                         ("STAGES", 2)),
+        ("barriers", "4 * 1",
+         "Four blocks have one barrier each, behind which the mbarriers are there."),
+        (*OF_WARPGROUP, "mbarrier_arrive"), "sm_90a", (64,), ALL_MAPPED, PRODUCTS,
+    ),
+    Step(
+        12, "persistent", "a persistent kernel",
+        "The beginning and the end of a block: its first copies and its last stores run beside nothing of its own.",
+        "Three blocks for each multiprocessor take one work tile of 64 rows after the other. The producer copies the next work "
+        "tile's Q, K and V while the consumers still finish the last one.",
+        (Launched("", ((MULTIPROCESSORS, 3),), 160),),
+        (("WARPS", 4), ("CONSUMERS", "32 * WARPS"), ("THREADS", "CONSUMERS + 32"), ("KEYS", 64), ("ROWS", 16), ("STAGES", 2)),
+        ("barriers", "3 * 1",
+         "Here, one multiprocessor has three blocks for four work tiles."),
+        (*OF_WARPGROUP, "mbarrier_arrive"), "sm_90a", (64,), ALL_MAPPED, PRODUCTS,
+    ),
 )  # fmt: skip
 
 AFTER = """
-From here the schedules go on, whose files differ by more: `attngen diff {spec} fused wgmma` (TMA and wgmma), and
-`attngen diff {spec} wgmma hopper` (warp specialization in a persistent kernel). Puzzles 16 to 19 have their parts singly."""
+From here the schedules go on, whose files differ by more: `attngen show {spec} --kernel hopper` skips tiles that are masked,
+has two consumers that take turns with the tensor cores, and more rows for each tile of keys. Puzzles 16 to 19 have the parts
+of steps 9 to 11 singly."""
 
 FORWARD = Ladder(
     "forward", STEPS,
@@ -108,6 +159,6 @@ FORWARD = Ladder(
         Array("O", (*ROWS, HEAD), "output"),
     ),
     (32, 64, 96, 128), (1, 1, 256, 256),
-    ("global_read", "sectors", "shared_read", "wavefronts", "conflicts", "mma", "barriers"),
+    ("global_read", "sectors", "shared_read", "wavefronts", "conflicts", "mma", "wgmma_async", "tma", "barriers"),
     AFTER,
 )  # fmt: skip

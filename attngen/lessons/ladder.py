@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngen.diagnostics import ArgumentError
 from attngen.emit.comment_text import backward_equations, equations
@@ -89,10 +89,11 @@ def rungs(spec: AttentionSpec, ladder: Ladder = FORWARD) -> tuple[Rung, ...]:
     gives = equations(spec, False) if ladder is not BACKWARD else backward_equations(spec, gradient_of(spec), QKV)
     names = {"spec": spec, "t": spec.dtype.name, "functions": functions, "scale": literal(spec.scale)[0], **calls}
     found = []
-    for step in ladder.steps:
+    products_of = {step: [replace(one, dtype=spec.dtype.name) for one in step.products] for step in ladder.steps}
+    for step in (step for step in ladder.steps if spec.head_dim in (step.heads or ladder.heads)):
         template = environment().get_template(f"ladder/{ladder.name}/{step.number}_{step.name}.cu.j2")
         own = re.sub(r"\n{3,}", "\n\n", template.render(ladder=ladder, step=step, equations=gives, **names))
-        found.append(Rung(ladder, step, spec, own, with_primitives(own, ())))
+        found.append(Rung(ladder, step, spec, own, with_primitives(own, products_of[step])))
     return tuple(found)
 
 

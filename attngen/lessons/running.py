@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from attngen.device.protocol import Argument, Launch
+from attngen.device.tensor_map import MappedTensor, TensorMap
 from attngen.emit.comments import strip_comments
-from attngen.emit.program import KernelEntry, Parameter, Program, evaluate
+from attngen.emit.program import MULTIPROCESSORS, KernelEntry, Parameter, Program, evaluate
 from attngen.inspect.tracing import totals
 from attngen.lessons.backward import BACKWARD
 from attngen.lessons.ladder import Rung
 from attngen.lessons.step import GROUP, HEAD
+from attngen.puzzles.counts import COUNTS as OF_LAUNCH
 from attngen.puzzles.running import aligned, compile_program, garbage, memory_of, parameters_of
 from attngen.reference.gradients import numpy_gradients, sample_loss
 from attngen.reference.numpy_oracle import numpy_attention
@@ -24,6 +26,7 @@ from attngen.reference.problems import Array, Shape, sample
 from attngen.spec.dtypes import DTYPES, from_storage, round_to_storage
 from attngen.spec.gradient import QKV
 
+AS_IN_PUZZLES = ("mma", "wgmma_async", "tma")  # `totals` has both kinds of products in one number
 _KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\w+\)\s+(\w+)\(([^()]*)\)')
 
 
@@ -33,9 +36,7 @@ def program(rung: Rung) -> Program:
     entries = []
     for kernel in rung.step.kernels:
         name = f"{rung.spec.name}_ladder{kernel.suffix}"
-        given = (
-            Parameter(n, c, "data" if c.endswith("*") else "size", n if c.endswith("*") else "") for c, n in parameters[name]
-        )
+        given = (Parameter(n, c, "size", "") if c == "int" else Parameter(n, c, "data", n) for c, n in parameters[name])
         threads = evaluate(kernel.threads, {HEAD: rung.spec.head_dim})
         entries.append(KernelEntry(name, tuple(given), kernel.grid, (threads, 1, 1)))
     return Program(rung.name, rung.text, rung.step.arch, tuple(entries), ())
@@ -51,6 +52,7 @@ def launches(rung: Rung, source: Program, sizes: Mapping[str, int], addresses: M
     """The launches of a step for arrays at `addresses`."""
     known = _known(rung, sizes)
     values: dict[str, Argument] = {name: ctypes.c_void_p(address) for name, address in addresses.items()}
+    values |= {name: MappedTensor(_map(rung, sizes, name, rows), addresses[name]) for name, rows in rung.step.mapped}
     values |= {name: ctypes.c_int(size) for name, size in sizes.items()}
     return tuple(
         Launch(entry, (x(known), y(known), z(known)), tuple(values[p.name] for p in entry.parameters))
@@ -59,8 +61,18 @@ def launches(rung: Rung, source: Program, sizes: Mapping[str, int], addresses: M
     )
 
 
+def _map(rung: Rung, sizes: Mapping[str, int], name: str, rows: int) -> TensorMap:
+    """The tensor map of an array [heads, rows, head_dim], in boxes of so many rows of 128 bytes."""
+    heads, length, columns = shapes(rung, sizes)[name]
+    row = columns * rung.spec.dtype.bytes
+    box = 128 // rung.spec.dtype.bytes
+    strides = (row, length * row, heads * length * row)
+    return TensorMap(name, rung.spec.dtype.name, (columns, length, heads, 1), strides, (box, rows, 1, 1))
+
+
 def _known(rung: Rung, sizes: Mapping[str, int]) -> dict[str, int]:
-    return {**sizes, HEAD: rung.spec.head_dim, GROUP: sizes["q_heads"] // sizes["kv_heads"]}
+    """The sizes that grids and arrays follow from; without a GPU there is one multiprocessor."""
+    return {MULTIPROCESSORS: 1, **sizes, HEAD: rung.spec.head_dim, GROUP: sizes["q_heads"] // sizes["kv_heads"]}
 
 
 def given_and_expected(rung: Rung, sizes: Mapping[str, int]) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -116,6 +128,7 @@ def counted(rung: Rung, sizes: Mapping[str, int] | None = None) -> Counted:
     assert kernel.traced is not None
     sites = kernel.traced.sites
     counts = {**asdict(totals(kernel.counters, sites)), "requests": sum(site.executions for site in sites if site.sectors)}
+    counts |= {name: OF_LAUNCH[name].of_launch(kernel.counters, sites) for name in AS_IN_PUZZLES}
     errors = [np.abs(from_storage(arrays[name]).astype(np.float64) - exact).max() for name, exact in expected.items()]
     largest = max(float(np.abs(exact).max()) for exact in expected.values())
     return Counted(rung, float(np.max(errors)), largest, counts)

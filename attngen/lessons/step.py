@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from attngen.emit.program import Extent, Product
+from attngen.emit.wgmma import Wgmma
 
 HEAD = "head_dim"
 GROUP = "group"  # the number of query heads that share a key head
@@ -23,6 +24,8 @@ COUNTS: Mapping[str, str] = {
     "conflicts": "bank conflicts",
     "fma": "fma",
     "mma": "mma",
+    "wgmma_async": "wgmma instructions",
+    "tma": "TMA copies",
     "barriers": "barriers",
 }
 
@@ -65,6 +68,9 @@ class Step:
     predicted: tuple[str, str, str]  # a name of COUNTS, its formula for the counted problem with heads of 64, why
     primitives: tuple[str, ...] = field(default=("lane_reduce",))
     arch: str = "sm_80"
+    heads: tuple[int, ...] = ()  # head sizes, if not all of the ladder
+    mapped: tuple[tuple[str, int], ...] = ()  # arrays that it has as tensor maps, in boxes of so many rows
+    products: tuple[Wgmma, ...] = ()  # the warpgroup's, with the spec's type in place of theirs
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,13 +40,13 @@ class Backward:
     upstream: dict[str, str]  # the arguments that hold gradients of results, by the results
     gradients: dict[str, str]  # the arguments that hold gradients of tensors, by the tensors
     written: tuple[Allocated, ...]  # these, and gradients of numbers and of values that are a part of the keys
-    values: tuple[str, int, int] | None  # of such values: the argument of their gradient, their first column, columns
+    values: tuple[str, int, int] | None  # if they are: the argument of their gradient, their first column, columns
 
 
 @dataclass(frozen=True, slots=True)
 class HubFunction:
     name: str
-    dimensions: int  # of q
+    dimensions: int  # q has so many
     parameters: tuple[str, ...]
     arrays: tuple[str, ...]
     numbers: tuple[str, ...]
