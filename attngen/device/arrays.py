@@ -269,12 +269,17 @@ def empty_like(array: ArrayView, shape: tuple[int, ...], dtype: DType, name: str
     if (made_by_owner := getattr(array.owner, "empty_view", None)) is not None:
         found: ArrayView = made_by_owner(shape, dtype, name)
         return found
-    if heads_inside:
+    if heads_inside and _numba_of(array.owner) is None:  # numba's arrays of four dimensions cannot be transposed
         batch, heads, length, size = shape
         made = _empty(array, (batch, length, heads, size), dtype).swapaxes(1, 2)
     else:
         made = _empty(array, shape, dtype)
     return view(made, name)
+
+
+def _numba_of(owner: object) -> Any:
+    """numba's module of CUDA if `owner` is one of its arrays, else None."""
+    return sys.modules.get("numba.cuda") if type(owner).__module__.startswith("numba.cuda.") else None
 
 
 def add_columns(array: Any, part: Any, begin: int, end: int) -> None:
@@ -303,10 +308,15 @@ def _empty(array: ArrayView, shape: tuple[int, ...], dtype: DType) -> Any:
         made = np.empty(shape, theirs if of_owner else dtype.numpy)
         made.reshape(-1).view(np.uint8)[...] = NAN_BYTE
         return made
-    if cupy is None:
-        raise ArgumentError(f"cannot allocate an output for a {type(owner).__name__}; pass `out`")
+    numba = _numba_of(owner)
+    if cupy is None and numba is None:
+        raise ArgumentError(f"cannot allocate memory for a {type(owner).__name__}; pass `out`, or arrays of torch, CuPy or numba")
     if dtype.name == "bf16":
-        raise ArgumentError("CuPy has no bf16 to allocate the output in; pass `out`")
+        raise ArgumentError(f"{'CuPy' if numba is None else 'numba'} has no bf16 to allocate the output in; pass `out`")
+    if numba is not None:
+        with numba.gpus[array.location.ordinal]:
+            return numba.device_array(shape, dtype.numpy)
+    assert cupy is not None
     with cupy.cuda.Device(array.location.ordinal):
         return cupy.empty(shape, dtype.numpy)
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import attngen
 from attngen import ArgumentError
-from attngen.device.arrays import NUMPY_BFLOAT16, ArgumentTypeError, current_stream, view
+from attngen.device.arrays import NUMPY_BFLOAT16, ArgumentTypeError, current_stream, empty_like, view
+from attngen.spec.dtypes import DTYPES
 from attngen.spec.obligations import ObligationError
 
 RNG = np.random.default_rng(0)
@@ -343,6 +347,26 @@ def test_the_cuda_array_interface_is_read_completely() -> None:
     both = InBf16(array, typestr="<V2")
     both.array = torch.zeros(2, 3, dtype=torch.bfloat16)
     assert view(both, "x").dtype.name == "bf16"
+
+
+def test_outputs_of_numbas_arrays_are_numbas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in of its module; tests/gpu/test_torch_on_gpu.py has its own arrays."""
+
+    class DeviceNDArray(OnGpu):
+        pass
+
+    DeviceNDArray.__module__ = "numba.cuda.cudadrv.devicearray"
+    made = SimpleNamespace(gpus=[nullcontext()], device_array=lambda shape, dtype: DeviceNDArray(np.zeros(shape, dtype)))
+    q, fp16 = view(DeviceNDArray(randn(1, 2, 3, 16)), "q"), DTYPES["fp16"]
+    with pytest.raises(ArgumentError, match="cannot allocate memory for a DeviceNDArray"):
+        empty_like(q, (1, 2, 3, 8), fp16, "out")
+    monkeypatch.setitem(sys.modules, "numba.cuda", made)
+    for heads_inside in (False, True):
+        out = empty_like(q, (1, 2, 3, 8), fp16, "out", heads_inside)
+        assert type(out.owner) is DeviceNDArray
+        assert (out.shape, out.dtype, out.location.kind) == ((1, 2, 3, 8), fp16, "cuda")
+    with pytest.raises(ArgumentError, match="numba has no bf16"):
+        empty_like(q, (1, 2, 3, 8), DTYPES["bf16"], "out")
 
 
 def test_arrays_in_different_places_are_refused(kernel) -> None:

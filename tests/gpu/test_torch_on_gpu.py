@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -341,6 +343,19 @@ def test_cupy_arrays() -> None:
     assert isinstance(found, cupy.ndarray)
     expected = scaled_dot_product_attention(*(torch.as_tensor(x, device="cuda").double() for x in (q, k, v)), is_causal=True)
     assert error(torch.as_tensor(found, device="cuda"), expected) < 4e-3
+
+
+@pytest.mark.parametrize("library", ["cupy", "numba"])
+def test_arrays_as_the_page_has_them(library: str) -> None:
+    """The blocks of docs/python.md; the one of numba uses the kernel of the first."""
+    pytest.importorskip(library)
+    page = (ROOT / "docs" / "python.md").read_text()
+    first, second = re.findall(r"^```py\n(.*?)^```", page[page.index("## Arrays of CuPy and numba") :], re.M | re.S)[:2]
+    names: dict[str, Any] = {"attngen": attngen, "kernel": attngen.compile(attngen.load("gpt2"), device="cuda")}
+    exec(first if library == "cupy" else second, names)
+    tensors = [torch.as_tensor(names[name], device="cuda").double() for name in "qkvo"]
+    assert type(names["o"]) is type(names["q"])
+    assert error(tensors.pop(), scaled_dot_product_attention(*tensors, is_causal=True)) < 4e-3
 
 
 @pytest.mark.parametrize("name", SHIPPED)
