@@ -310,7 +310,8 @@ def _empty(array: ArrayView, shape: tuple[int, ...], dtype: DType) -> Any:
         return made
     numba = _numba_of(owner)
     if cupy is None and numba is None:
-        raise ArgumentError(f"cannot allocate memory for a {type(owner).__name__}; pass `out`, or arrays of torch, CuPy or numba")
+        kind = type(owner).__name__
+        raise ArgumentError(f"cannot allocate memory for a {kind}; pass `out`, or arrays of torch, CuPy or numba")
     if dtype.name == "bf16":
         raise ArgumentError(f"{'CuPy' if numba is None else 'numba'} has no bf16 to allocate the output in; pass `out`")
     if numba is not None:
