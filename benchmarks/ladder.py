@@ -21,6 +21,7 @@ from markers import write_between
 
 import attngen
 from attngen.device.arrays import view
+from attngen.emit.program import MULTIPROCESSORS
 from attngen.language import load_file, load_text
 from attngen.lessons.ladder import LADDERS, Rung, rungs
 from attngen.lessons.running import counted, launches, program, shapes
@@ -91,7 +92,8 @@ def rates(ladder: Ladder, rounds: int) -> str:
             name: given[name] if name in given else torch.empty(shape, device="cuda", dtype=types[name])
             for name, shape in shapes(rung, sizes).items()
         }
-        launched = launches(rung, source, sizes, {name: array.data_ptr() for name, array in arrays.items()})
+        known = {**sizes, MULTIPROCESSORS: device.multiprocessors}
+        launched = launches(rung, source, known, {name: array.data_ptr() for name, array in arrays.items()})
         label = f"{rung.step.number}. {rung.step.title}"
         # the arrays too: they live as long as the call
         calls[label] = lambda kernel=kernel, launched=launched, arrays=arrays: kernel.launch(launched, ())
