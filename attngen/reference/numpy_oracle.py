@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,18 @@ class Reference:
 
     output: Array
     lse: Array | None
+
+
+class NumpyNamespace:
+    """numpy, whose widest float is `precision`: the float of an index has no more digits than those of a kernel."""
+
+    __name__ = "numpy"
+
+    def __init__(self, precision: type[np.floating]) -> None:
+        self.float64 = precision
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
 
 
 def numpy_attention(
@@ -46,7 +59,7 @@ def numbers_of(spec: AttentionSpec, sample: Sample, params: Mapping[str, int | f
     numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params)
     q, k, own_v = (_decode(array, compute) for array in (sample.q, sample.k, sample.v))
     v = own_v if spec.values is None else spec.values_of(k, None)
-    return Problem(spec, q, k, v, real, numbers, np)
+    return Problem(spec, q, k, v, real, numbers, np if compute is np.float64 else NumpyNamespace(compute))
 
 
 def _decode(array: Array, compute: type[np.floating]) -> Array:

@@ -246,12 +246,12 @@ def error_function(xp: Any, a: Any) -> Any:
 
 
 def to_float(xp: Any, a: Any) -> Any:
-    """Integers and truth values as float64; floats as they are."""
+    """Integers and truth values as the namespace's float64, which may be fp32; floats as they are."""
     if xp is PYTHON or not hasattr(a, "dtype"):
         return float(a)
     if "float" in str(a.dtype):
         return a
-    return a.astype("float64") if hasattr(a, "astype") else a.to(xp.float64)
+    return a.astype(xp.float64) if hasattr(a, "astype") else a.to(xp.float64)
 
 
 def to_integer(xp: Any, a: Any) -> Any:
