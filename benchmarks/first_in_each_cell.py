@@ -66,8 +66,8 @@ WHY: Mapping[tuple[str, str], str] = {
     (
         "backward plain",
         ".* D(64|128) .*",
-    ): "Additions to dQ: FlashAttention-4 adds from shared memory by a warp of its own. Here registers are added, which "
-    "was faster in our own trials; larger tiles, transposed products and a third consumer were not.",
+    ): "Additions to dQ: FlashAttention-4 adds from shared memory by a warp of its own. Here threads add from registers, "
+    "which was faster in our own trials; larger tiles, transposed products and a third consumer were not.",
     (
         "backward deterministic",
         ".*",
